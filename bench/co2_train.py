@@ -21,7 +21,6 @@ import pydoc_data.topics
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -311,14 +310,8 @@ def main() -> int:
     if unknown or bad or o.repetitions < 1:
         print(f"co2_train.py: error: competitors {unknown} are not known, or tau {bad} does not divide {o.steps} steps")
         return programs.EXIT_USAGE
-    import torch.multiprocessing
-
     os.environ.setdefault(COMMAND, " ".join(["co2_train.py", *sys.argv[1:]]))
-    before = o.out.read_text().count('"status":"wrong"') if o.out and o.out.exists() else 0
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (o, str(Path(folder) / "store")), o.ranks)
-    after = o.out.read_text().count('"status":"wrong"') if o.out else 0
-    return programs.EXIT_WRONG if after > before else 0
+    return programs.spawn_ranks(work, o)
 
 
 if __name__ == "__main__":

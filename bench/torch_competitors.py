@@ -135,7 +135,7 @@ class Workload:
         return [self.a[0], self.b[0].t()]
 
     def errors(self, out: torch.Tensor, _name: str) -> tuple[float, float]:
-        """Of sampled rows and columns."""
+        """Errors of sampled rows and columns."""
         if out.numel() == 0:
             return 0.0, 0.0
         # Rows and columns of their own generator: the same on each run, others on each rank.
@@ -239,7 +239,7 @@ def quack(w: Workload) -> Call:
 
 
 def fastest(w: Workload, calls: list[Call]) -> Call:
-    """Of the configurations of a competitor, by short bursts; those that cannot run are left out by all ranks."""
+    """The fastest configuration of a competitor, by short bursts; those that cannot run are left out by all ranks."""
     clock = Clock(w.rank)
     best: Call | None = None
     best_us = math.inf

@@ -32,7 +32,7 @@ Command add_calibrate(CLI::App& app);
 Command add_tune(CLI::App& app);
 Command add_gnn(CLI::App& app);
 Command add_bench(CLI::App& app);
-/// Of all commands that `app` has when it runs.
+/// Completes all commands that `app` has when it runs.
 Command add_completion(CLI::App& app);
 
 /// Options of the program in Python that a command hands over to (cli/python/table.h has the commands).

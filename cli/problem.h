@@ -28,7 +28,7 @@ spec::Exchange exchange_of(const std::string& name);
 /// "8GiB", "512MiB", "1000000": bytes. Throws InvalidArgument with the option. 0 where it may be none.
 int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none = false);
 
-/// Of the numbers of a machine, those that were measured elsewhere or assumed.
+/// The share of a machine's numbers that were measured elsewhere or assumed.
 double share_of_priors(const spec::Machine& machine);
 
 /// "machine h200x4 (digest 5f0c1a2b, 2026-11-21, 23 % of its numbers are priors)"

@@ -18,14 +18,14 @@ std::vector<std::string> words_of(const std::string& list) {
   return out;
 }
 
-std::vector<int64_t> numbers_of(const char* option, const std::string& list, int64_t most) {
+std::vector<int64_t> numbers_of(const char* option, const std::string& list, int64_t most, int64_t least) {
   std::vector<int64_t> out;
   for (const std::string& word : words_of(list)) {
     int64_t value = 0;
     const auto [stop, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (code != std::errc() || stop != word.data() + word.size() || value < 1)
+    if (code != std::errc() || stop != word.data() + word.size() || value < least)
       throw_error(Errc::invalid_argument,
-                  base::format("{} is {}, wanted whole numbers of at least 1 between commas", option, list));
+                  base::format("{} is {}, wanted whole numbers of at least {} between commas", option, list, least));
     if (value > most)
       throw_error(Errc::invalid_argument, base::format("{} has {}, wanted at most {}", option, value, most));
     out.push_back(value);

@@ -1,7 +1,7 @@
-# overlace_instances(<variable>): the units of the kernels, one for each row of src/ops/gemm_core/instances.def. They
-# are written into the build folder where their text is not there already.
-function(overlace_instances variable)
-  set(table ${PROJECT_SOURCE_DIR}/src/ops/gemm_core/instances.def)
+# overlace_instances(<variable> <table> <folder>): the units of kernels, one for each row of the table; <folder> has
+# <kernel>_kernel.cuh. They are written into the build folder where their text is not there already.
+function(overlace_instances variable table folder)
+  set(table ${PROJECT_SOURCE_DIR}/${table})
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(STRINGS ${table} rows REGEX "^INSTANCE")
   foreach(row ${rows})
@@ -13,7 +13,7 @@ function(overlace_instances variable)
     string(TOUPPER ${kernel} macro)
     set(unit ${PROJECT_BINARY_DIR}/instances/${kernel}_${config}.cu)
     file(CONFIGURE OUTPUT ${unit}
-         CONTENT "#include \"src/ops/gemm_core/${kernel}_kernel.cuh\"\nOVERLACE_${macro}_UNIT(${config})\n")
+         CONTENT "#include \"${folder}/${kernel}_kernel.cuh\"\nOVERLACE_${macro}_UNIT(${config})\n")
     list(APPEND units ${unit})
   endforeach()
   set(${variable} ${units} PARENT_SCOPE)

@@ -50,7 +50,7 @@ def is_older(row: dict, changes: list[Change]) -> bool:
 
 
 def is_void(row: dict, changes: list[Change]) -> bool:
-    """Of an older one: so much of the time was the host's that a comparison would say nothing of now."""
+    """Whether a row is older and so much of the time was the host's that a comparison would say nothing of now."""
     for change in changes:
         if not change.concerns(row) or row["git"] not in change.older:
             continue

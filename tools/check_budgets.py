@@ -24,13 +24,15 @@ FILE_LINES, HEADER_LINES, FUNCTION_LINES, README_LINES = 600, 400, 80, 80
 SMALL_LINES, SMALL_FOLDERS = 50, ("src/", "cli/", "bench/")
 TEMPLATE_PARAMETERS, SHARED_LINES = 8, 0.40
 UNIT_SECONDS, DEVICE_SECONDS, UNIT_MIB, TOLERANCE = 5.0, 4.0, 700, 1.2
-# Of each further file where CMake compiles several as one: the headers, half of a unit's time, are read once. The
-# memory is that of one unit, which keeps folders from growing without end.
+# Seconds of each further file where CMake compiles several as one: the headers, half of a unit's time, are read
+# once. The memory is that of one unit, which keeps folders from growing without end.
 FURTHER_SECONDS = 2.5
 AGAIN = 4  # units compiled again at most: with folders as one each takes up to half a minute
 WAIVERS, SMALL_FILES = "tools/budget_waivers.txt", "tools/small_files.txt"
 # Contracts between host and device, and the tables of options.
 SMALL_ALLOWED = re.compile(r".*_pod\.h|cli/\w+/options\.cc|cli/options\.h")
+CEIL_DIV = "src/base/ceil_div_pod.h"
+BY_HAND = re.compile(r"\+ *((?:[\w.:\[\]]|->|\(\))+) - 1\) */ *\1(?![\w.(\[]|->|::)")
 
 
 def waivers(root: Path) -> dict[str, str]:
@@ -172,7 +174,7 @@ def files_of(unit: Path) -> list[Path]:
 
 
 def budget_of(unit: Path) -> float:
-    """Of a source for one architecture, or of several as one."""
+    """Seconds for a source for one architecture, or for several as one."""
     return seconds_of(str(unit)) + FURTHER_SECONDS * (len(files_of(unit)) - 1)
 
 
@@ -264,6 +266,19 @@ def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
     return problems
 
 
+def division_problems(root: Path, sources: list[str]) -> list[str]:
+    """(x + y - 1) / y is ceil_div(x, y)."""
+    out = []
+    for path in sources:
+        if path != CEIL_DIV:
+            code = without_comments(read(root, path))
+            out += [
+                f"{path}:{code.count(chr(10), 0, m.start()) + 1}: a division rounded up by hand, wanted base::ceil_div"
+                for m in BY_HAND.finditer(code)
+            ]
+    return out
+
+
 def check(root: Path) -> tuple[list[str], int]:
     waived = waivers(root)
     problems = [
@@ -276,7 +291,8 @@ def check(root: Path) -> tuple[list[str], int]:
         if path.endswith((*CPP, ".py", ".sh", ".cmake", ".md", "CMakeLists.txt")):
             problems += size_problems(root, path, waived)
     sources = [p for p in paths if p.endswith(CPP) and p.startswith(("src/", "cli/", "include/", "bench/"))]
-    return problems + copy_problems(root, sources, waived) + small_problems(root, paths, waived), len(paths)
+    problems += copy_problems(root, sources, waived) + small_problems(root, paths, waived)
+    return problems + division_problems(root, sources), len(paths)
 
 
 def main(arguments: list[str]) -> int:

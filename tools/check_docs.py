@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import blocks
-from files import BINARY, ROOT, finish, listed, read
+from files import BINARY, CPP, ROOT, finish, listed, read
 
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\)")
 # What looks like a path of this repository, in backticks.
@@ -33,6 +33,11 @@ NUMBER = re.compile(
     r"(?<![\w.`])\d[\d.,]*(?: ?(?:us|ms|ns|s|GB/s|TFLOP/s)\b|x\b(?! [A-Z])| ?%| times\b| cases\b| shapes\b)"
 )
 FRAGMENT = re.compile(r"^\s*(?:///?|/\*)\s*(Of|As|The same|Same|Idem|Whether)\b")
+# What no comment may begin with, nor a later sentence in a line of it.
+UNTOLD = re.compile(
+    r"^\s*(?:///?<?|//!|/\*+|#|\"{3})\s*(?:.*\. )?(Of\b|The same of\b|As [\w:]+\([\w:]*\)(?=[.,:;]|\s*$))"
+)
+COMMENTED = ("src/", "cli/", "bench/", "tests/", "python/", "examples/", "tools/")
 # A comment behind code that begins so leans on the line before.
 TRAILING = re.compile(r"^(?!\s*(?://|/?\*)).*\S\s*(?://|/\*)\s*(of|idem|the same|that of|those of)\b")
 # What a header names must be there for those who read it alone.
@@ -132,6 +137,15 @@ def comment_problems(path: str, text: str) -> list[str]:
     return problems
 
 
+def untold_problems(path: str, text: str) -> list[str]:
+    """Sentences of comments that name whose a thing is, or what it is like, and not the thing."""
+    return [
+        f"{path}:{number}: a sentence of a comment begins with '{match[1]}': say what it is"
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := UNTOLD.search(line))
+    ]
+
+
 def header_path_problems(root: Path, path: str, text: str) -> list[str]:
     """Paths that comments of public headers name, with or without backticks."""
     return [
@@ -171,6 +185,8 @@ def check(root: Path) -> tuple[list[str], int]:
     for path, text in texts.items():
         if not path.startswith(EXEMPT):
             problems += word_problems(path, text)
+            if path.startswith(COMMENTED) and path.endswith((*CPP, ".c", ".py")):
+                problems += untold_problems(path, text)
         if path.startswith("include/overlace/"):
             problems += comment_problems(path, text) + header_path_problems(root, path, text)
         if (path.endswith(".md") and path != "CHANGELOG.md") or path.startswith("include/overlace/"):

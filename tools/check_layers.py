@@ -28,7 +28,8 @@ MAY = {
     "runtime": {"base", "spec"},
     "track": {"base", "spec", "runtime"},
     "exec": {"base", "spec", "runtime", "track"},
-    "ops": {"base", "spec", "runtime", "track", "exec"},
+    "gemm_core": {"base", "spec"},
+    "ops": {"base", "spec", "gemm_core", "runtime", "track", "exec"},
     "model": {"base", "spec", "io", "runtime", "exec", "ops", "offload"},
     "train": {"base", "spec", "runtime", "exec", "ops"},
     "gnn": {"base", "spec", "io", "runtime"},
@@ -83,7 +84,7 @@ PUBLIC = {
 # Who touches the environment: one reads it, the launcher hands it on to its children.
 ENVIRONMENT = ("src/base/env.cc", "src/runtime/bootstrap/launcher.cc")
 # Folders of src/ops that any operator may use.
-OPS_SHARED = ("gemm_core", "reduce", "common", "call")
+OPS_SHARED = ("fused", "reduce", "common", "call")
 
 # Third-party header -> the only places that may include it. Nothing else with a third-party header is known.
 THIRD_PARTY = [

@@ -64,7 +64,11 @@ def count_problems(root: Path, counts_file: str, found: dict[str, int], what: st
 
 
 def write_counts(root: Path, counts_file: str, found: dict[str, int]) -> None:
-    (root / counts_file).write_text("".join(f"{count} {path}\n" for path, count in sorted(found.items())))
+    """Writes the counts by file; without one there is no file."""
+    if found:
+        (root / counts_file).write_text("".join(f"{count} {path}\n" for path, count in sorted(found.items())))
+    else:
+        (root / counts_file).unlink(missing_ok=True)
 
 
 def finish(name: str, problems: list[str], looked_at: str) -> int:

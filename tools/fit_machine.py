@@ -153,7 +153,7 @@ class Loss:
 
 
 def loss_of(rows: list[dict], model: str) -> float:
-    """Of one model: what its choices lose, and how far it is off. Of a shape's schedules each is taken the likelier
+    """What a model's choices lose, and how far it is off. Each of a shape's schedules is taken the likelier
     the shorter it is predicted: CHANCE less makes it 2.7 times as likely. Errors count most near the best."""
     shapes: dict[tuple, list[dict]] = {}
     for row in rows:

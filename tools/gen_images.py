@@ -50,7 +50,7 @@ def relabelled(html: str) -> str:
 
 
 def duration(us: float) -> str:
-    """As the report writes it: three digits."""
+    """A duration as the report writes it: three digits."""
     value, unit = (us, "us") if us < 999.5 else (us / 1e3, "ms") if us < 999.5e3 else (us / 1e6, "s")
     return f"{value:#.3g}".rstrip(".") + f" {unit}"
 

@@ -42,7 +42,7 @@ def first_upper(text: str) -> str:
 
 
 def standing(gains: list[float]) -> str:
-    """Of a set, whole: its mean, its worst and how many are losses."""
+    """The standing of a whole set: its mean, its worst and how many are losses."""
     losses = sum(gain < 0.995 for gain in gains)
     lost = "slower at none" if losses == 0 else f"slower at {losses}"
     mean = f"{geometric_mean(gains):.2f} times as fast in the geometric mean of {len(gains)}"
@@ -102,7 +102,7 @@ def operators() -> str:
 def few_tokens() -> str:
     """One token of o_proj; the schedule was asked for, and says so."""
     rows = [r for r in records("decode_x2") if r["workload"] in REDUCED]
-    asked = next(r["competitor"] for r in rows if r["competitor"] not in ("library", "compute"))
+    asked = next(r["competitor"] for r in rows if r["competitor"] not in (bench_records.LIBRARY, bench_records.COMPUTE))
     launches = {"chain": "calls behind each other in a CUDA graph", "stream": "called one by one"}
     lines = [
         "| GEMM+AllReduce of one token, 70B o_proj (N 8192, K 2048), bf16, 2x H200 | cuBLAS, then NCCL |"

@@ -143,7 +143,7 @@ def schedule_part(root: Path) -> str:
 
 
 def operators_part(library: Path) -> str:
-    """Of each operator what ovl_operators_json says."""
+    """What ovl_operators_json says of each operator."""
     text = ctypes.c_char_p()
     if ctypes.CDLL(str(library)).ovl_operators_json(ctypes.byref(text)) != 0 or text.value is None:
         raise ValueError(f"{library}: no operators")
@@ -195,7 +195,7 @@ def parser_of(path: Path) -> argparse.ArgumentParser:
 
 
 def option_lines(parser: argparse.ArgumentParser) -> list[str]:
-    """As cli/python/table.h says."""
+    """Lines of options, as cli/python/table.h says."""
     lines = []
     for action in parser._actions:
         if action.dest == "help" or action.help == argparse.SUPPRESS:

@@ -222,7 +222,7 @@ def cpu_page() -> str:
 
 
 def swiglu_section() -> list[str]:
-    """The same sizes without and with the activation."""
+    """Sizes without and with the activation."""
     by_rows: dict[int, list[dict[str, dict]]] = {}
     for (_, m, _, _), group in newest(records("swiglu_x2")).items():
         by_rows.setdefault(m, []).append(group)
@@ -292,7 +292,8 @@ def slot_section() -> list[str]:
 def decode_section() -> list[str]:
     """Small M; by operator, shape and launch."""
     rows = records("decode_x2")
-    kinds = ("compute", "library", next(r["competitor"] for r in rows if r["competitor"] not in ("compute", "library")))
+    plain = (bench_records.COMPUTE, bench_records.LIBRARY)
+    kinds = (*plain, next(r["competitor"] for r in rows if r["competitor"] not in plain))
     names = {"chain": "many in one graph", "graph": "a graph of one", "stream": "eager"}
     lines = [
         "## Small M (decode)",
@@ -438,7 +439,7 @@ measured. Outside on four GPUs is overlace's heap alone: that run measured nothi
 
 
 def block_table(rows: list[dict]) -> list[str]:
-    """Of one number of tokens and one team: versions by direction."""
+    """The table of one number of tokens and one team: versions by direction."""
     by_version: dict[str, dict[str, dict]] = {}
     for row in rows:
         by_version.setdefault(row["competitor"], {})[row["case"]["name"].split()[-1]] = row

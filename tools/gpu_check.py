@@ -2,7 +2,7 @@
 """Runs every test that needs GPUs, prints a table and writes docs/results/gpu_tests.json.
 
 usage: tools/gpu_check.py [--minutes N] [--preset cuda | --binaries DIR | --binaries ARCHIVE] [--git COMMIT]
-                          [--python PYTHON] [--out FILE] [--continue]
+                          [--python PYTHON] [--out FILE] [--continue] [--part GPUS]
        tools/gpu_check.py --pack ARCHIVE [--preset cuda] [--packages DIR]
 
 Programs are those of tests/gpu, built by a preset or lying in DIR (then DIR/python, if there is one, holds the package
@@ -10,9 +10,10 @@ overlace) or in an archive that --pack wrote where they were built, and the pyte
 --packages DIR packs the package overlace from there, as `pip install --target DIR` of a wheel left it; the record then
 names the wheel.
 With --git, which names the commit, no .git is needed. Programs that keep GPUs busy for a part of their time run side
-by side; what fails so runs again alone. Others that need all GPUs run alone, longest first, then what needs one GPU
-side by side; a program whose cases mostly wait runs as several shards. What does not fit into the minutes is listed;
---continue runs what the last run at this commit on this machine did not, and the record is of both.
+by side. Others that need all GPUs run alone, longest first, then what needs one GPU side by side; a program whose
+cases mostly wait runs as several shards. What fails beside others or shards runs again alone. With --part 2 a machine
+of four GPUs runs two programs that need all at a time, each on two. What does not fit is listed; --continue runs what
+the last run at this commit on this machine did not, and the record is of both.
 Exit code: 0 all ran and passed, 1 something failed, 2 something was not run.
 """
 
@@ -172,7 +173,7 @@ def row_of(unit: Unit, done: runner.Done, report: Path, is_cut: bool) -> Row:
 
 def run_unit(unit: Unit, gpus: tuple[int, ...], ids: list[str], limit_s: float, folder: Path, packages: Path) -> Row:
     env = {}
-    if not unit.is_wide:  # nvidia-smi counts GPUs by their place on the bus
+    if len(gpus) < len(ids):  # nvidia-smi counts GPUs by their place on the bus
         env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(ids[gpu] for gpu in gpus)}
     if unit.shards > 1:
         env |= {"GTEST_TOTAL_SHARDS": str(unit.shards), "GTEST_SHARD_INDEX": str(unit.shard)}
@@ -188,10 +189,11 @@ def run_unit(unit: Unit, gpus: tuple[int, ...], ids: list[str], limit_s: float, 
 def run_all(units: list[Unit], about: dict, budget_s: float, folder: Path, packages: Path) -> list[Row]:
     """All that fits, each line printed as it ends."""
     begin = time.monotonic()
-    plan = gpu_tests.Scheduler(units, about["count"], budget_s)
+    plan = gpu_tests.Scheduler(units, about["count"], budget_s, about["part"])
     rows: list[Row] = []
     beside: dict[str, Row] = {}  # what failed beside others
-    with concurrent.futures.ThreadPoolExecutor(max(gpu_tests.AT_ONCE, about["count"])) as pool:
+    most = sum(max(gpu_tests.AT_ONCE, len(part)) for part in plan.parts)
+    with concurrent.futures.ThreadPoolExecutor(max(most, 1)) as pool:
         running: dict[concurrent.futures.Future[Row], Unit] = {}
         while not plan.is_done():
             for unit, gpus, limit_s in plan.start(time.monotonic() - begin):
@@ -200,7 +202,7 @@ def run_all(units: list[Unit], about: dict, budget_s: float, folder: Path, packa
             for future in ended:
                 row, unit = future.result(), running.pop(future)
                 plan.ended(unit)
-                if unit.is_shared and row.outcome == FAILED and row.passed:
+                if unit.name not in beside and unit.runs_again(row, has_neighbours=len(plan.parts) > 1):
                     beside[unit.name] = row
                     plan.again(gpu_tests.alone(unit, row))
                     (folder / f"{unit.name}.log").rename(folder / f"{unit.name}.beside.log")
@@ -233,7 +235,7 @@ def pack(archive: Path, build: Path, packages: Path) -> int:
 
 
 def command_line(arguments: list[str]) -> str:
-    """As it was typed, without paths of this machine that lie in the tree."""
+    """The command line as it was typed, without paths of this machine that lie in the tree."""
     shown = [re.sub(rf"(?<![\w/]){re.escape(str(ROOT))}/?", "", word) or "." for word in arguments]
     return shlex.join(["tools/gpu_check.py", *shown])
 
@@ -247,9 +249,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--packages", type=lambda text: Path(text).resolve(), metavar="DIR")
     parser.add_argument("--git", default="", metavar="COMMIT")
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--part", type=int, default=0, metavar="GPUS")
     parser.add_argument("--continue", dest="is_continued", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / gpu_tests.RECORD)
     options = parser.parse_args(arguments)
+    if options.part < 0:
+        parser.error(f"--part is {options.part}, wanted the GPUs of a part, or 0 for all")
     os.chdir(ROOT)
     if options.pack:
         build = ROOT / "build" / options.preset
@@ -265,7 +270,10 @@ def main(arguments: list[str]) -> int:
         units = units_of(ROOT, options, folder, gpu_tests.known_seconds(old))
     except (RuntimeError, subprocess.SubprocessError) as error:
         raise SystemExit(f"gpu_check: build/{options.preset} knows no tests: {error}") from error
-    shown = {"gpus": about["gpus"], "driver": about["driver"]}
+    about["part"] = options.part
+    used = about["count"] // options.part * options.part if options.part > 0 else about["count"]
+    parts = f", {options.part} at a time, {used} used" if 0 < options.part < about["count"] else ""
+    shown = {"gpus": about["gpus"] + parts, "driver": about["driver"]}
     done, commands, minutes = [], [], options.minutes
     if options.is_continued:
         try:

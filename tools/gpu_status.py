@@ -25,7 +25,8 @@ GPU_CODE = (
     "src/device",
     "src/runtime/backend/cuda_peer",
     "src/runtime/engine/nccl",
-    "src/ops/gemm_core",
+    "src/gemm_core",
+    "src/ops/fused",
     "tests/gpu",
     "tests/python/torch_gpu",
 )

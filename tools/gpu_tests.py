@@ -1,9 +1,10 @@
 """Units, plan and record of a run of the GPU tests (tools/gpu_check.py runs them). Pure: nothing here starts a program.
 
-A unit is a program of tests/gpu or a pytest file. It needs one GPU or all there are. Of those that need all,
-the ones that mostly open, compile and compute on hosts run first, a few side by side; then the others alone, then those
-of one GPU side by side, one on each GPU; longest first each time. What fails beside others runs again alone, and that
-counts. A program whose cases mostly wait is several units, its shards, which run side by side and are one row.
+A unit is a program of tests/gpu or a pytest file. It needs one GPU or all there are, or all of a part, where the
+machine is used as several that know nothing of each other. Of those that need all, the ones that mostly open, compile
+and compute on hosts run first, a few side by side; then the others alone, then those of one GPU side by side, one on
+each GPU; longest first each time. A program whose cases mostly wait is several units, its shards, which run side by
+side and are one row. What fails beside others, shards too, runs again alone, and that counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ SHARED = frozenset(
         "gpu_adopt",
         "gpu_ag_wgrad",
         "gpu_capi",
-        "gpu_co2_pass",
         "gpu_cublaslt",
         "gpu_exchange",
         "gpu_gather_one_shot",
@@ -37,14 +37,16 @@ SHARED = frozenset(
         "gpu_moe",
         "gpu_nccl",
         "gpu_net",
+        "gpu_offload",
         "gpu_operand_places",
         "gpu_ops",
+        "gpu_packed_loader",
         "gpu_runtime_processes",
         "gpu_trace",
         "gpu_tune",
     }
-)  # and all pytest files but these, which ask how much memory of a device is taken
-ALONE = frozenset({"torch_program"})
+)  # and all pytest files but these, which ask how much memory of a device is taken, or how long the host was held
+ALONE = frozenset({"torch_co2_gpu", "torch_packed_loader", "torch_program"})
 AT_ONCE = 4
 # Programs that run alone, in so many shards side by side: their cases wait for CUDA to open and to close, and for
 # deadlines. Cases come in fours (kill, exit, stop, fail), of which one takes a deadline: three shards get as many each.
@@ -69,6 +71,12 @@ class Unit:
     @property
     def program(self) -> str:
         return program_of(self.name)
+
+    def runs_again(self, row: Row, has_neighbours: bool = False) -> bool:
+        """Whether something else may be why it failed. All cases of a shard cannot be named. `has_neighbours`: in other
+        parts of the machine."""
+        may_share = self.is_shared or ((self.shards > 1 or has_neighbours) and not row.cut_short)
+        return row.outcome == FAILED and row.passed > 0 and may_share
 
 
 @dataclasses.dataclass
@@ -104,7 +112,7 @@ def shards_of(unit: Unit) -> list[Unit]:
 
 
 def program_of(name: str) -> str:
-    """Of a unit."""
+    """The program of a unit."""
     return name.split(".")[0]
 
 
@@ -113,7 +121,7 @@ def is_python(name: str) -> bool:
 
 
 def pytest_file(name: str) -> str:
-    """Of a unit of pytest."""
+    """The file of a unit of pytest."""
     return f"{PYTEST_FOLDER}/test_{name.removeprefix(PYTHON)}.py"
 
 
@@ -123,57 +131,67 @@ def longest_first(units: list[Unit]) -> list[Unit]:
 
 
 class Scheduler:
-    """Says what to start when. The caller tells the time, in seconds since the run began, and what has ended."""
+    """Says what to start when. The caller tells the time, in seconds since the run began, and what has ended.
+    `part`: of how many GPUs a part is; 0: all are one."""
 
-    def __init__(self, units: list[Unit], gpus: int, budget_s: float) -> None:
-        self.gpus, self.budget_s = gpus, budget_s
+    def __init__(self, units: list[Unit], gpus: int, budget_s: float, part: int = 0) -> None:
+        self.budget_s, size = budget_s, part or max(gpus, 1)
+        self.parts = [tuple(range(first, first + size)) for first in range(0, gpus - size + 1, size)]
         self.not_run = [Row(u.name, NOT_RUN, detail=u.missing) for u in units if u.missing]
         self.waiting = longest_first([u for u in units if not u.missing])
-        self.busy: dict[str, tuple[int, ...]] = {}
-        if gpus < 1:
-            self.not_run += [Row(u.name, NOT_RUN, detail="this machine has no GPU") for u in self.waiting]
+        self.repeats: list[Unit] = []  # what failed beside others
+        self.busy: dict[Unit, tuple[int, ...]] = {}
+        if not self.parts:
+            lacks = "this machine has no GPU" if gpus < 1 else f"this machine has {gpus} GPUs, no part of {part}"
+            self.not_run += [Row(u.name, NOT_RUN, detail=lacks) for u in self.waiting]
             self.waiting = []
 
     def start(self, now_s: float) -> list[tuple[Unit, tuple[int, ...], float]]:
         """(unit, GPUs, seconds it may take) of what starts now; what no longer fits is put to `not_run`."""
         left = self.budget_s - now_s
-        for unit in [u for u in self.waiting if left <= 0 or (u.seconds or 0) > left]:
-            self.waiting.remove(unit)
+        for unit in [u for u in self.waiting + self.repeats if left <= 0 or (u.seconds or 0) > left]:
+            (self.waiting if unit in self.waiting else self.repeats).remove(unit)
             took = "it never ended before" if unit.seconds is None else f"it took {unit.seconds:.0f} s last time"
             self.not_run.append(Row(unit.name, NOT_RUN, detail=f"{max(0, left):.0f} s were left, {took}"))
         started = []
-        while unit := self._next():
-            taken = {gpu for gpus in self.busy.values() for gpu in gpus}
-            free = [gpu for gpu in range(self.gpus) if gpu not in taken]
-            gpus = tuple(range(self.gpus)) if unit.is_wide else (free[0],)
-            self.waiting.remove(unit)
-            self.busy[unit.name] = gpus
-            started.append((unit, gpus, min(unit.timeout_s, left)))
+        for part in self.parts:
+            while unit := self._next(part):
+                taken = {gpu for gpus in self.busy.values() for gpu in gpus}
+                gpus = part if unit.is_wide else (next(gpu for gpu in part if gpu not in taken),)
+                self.waiting.remove(unit)
+                self.busy[unit] = gpus
+                started.append((unit, gpus, min(unit.timeout_s, left)))
+        if self.repeats and not self.waiting and not self.busy:
+            unit = self.repeats.pop(0)
+            self.busy[unit] = self.parts[0] if unit.is_wide else self.parts[0][:1]
+            started.append((unit, self.busy[unit], min(unit.timeout_s, left)))
         return started
 
-    def _next(self) -> Unit | None:
+    def _next(self, part: tuple[int, ...]) -> Unit | None:
+        busy = {unit: gpus for unit, gpus in self.busy.items() if gpus[0] in part}
         shared = [u for u in self.waiting if u.is_shared]
         if shared:
-            return shared[0] if len(self.busy) < AT_ONCE else None
+            return shared[0] if len(busy) < AT_ONCE else None
         wide = [u for u in self.waiting if u.is_wide]
         if wide:
-            return wide[0] if all(program_of(name) == wide[0].program for name in self.busy) else None
-        in_use = sum(len(gpus) for gpus in self.busy.values())
-        return self.waiting[0] if self.waiting and in_use < self.gpus else None
+            are_shards = all(u.shards > 1 and u.program == wide[0].program for u in (wide[0], *busy))
+            return wide[0] if not busy or are_shards else None
+        in_use = sum(len(gpus) for gpus in busy.values())
+        return self.waiting[0] if self.waiting and in_use < len(part) else None
 
     def ended(self, unit: Unit) -> None:
-        del self.busy[unit.name]
+        del self.busy[unit]
 
     def again(self, unit: Unit) -> None:
-        """What failed beside others, alone."""
-        self.waiting = longest_first([*self.waiting, unit])
+        """What failed beside others, when all else has ended."""
+        self.repeats = longest_first([*self.repeats, unit])
 
     def is_done(self) -> bool:
-        return not self.waiting and not self.busy
+        return not self.waiting and not self.repeats and not self.busy
 
 
 def alone(unit: Unit, row: Row) -> Unit:
-    """The cases of a shared unit that have failed, to be run with nothing beside them; all where it was cut short."""
+    """The cases that have failed, to be run with nothing beside them; all where the unit was cut short."""
     if row.cut_short:
         return dataclasses.replace(unit, is_shared=False, seconds=None)
     names = [failure.split(": ")[0] for failure in row.failures]
@@ -185,7 +203,7 @@ def alone(unit: Unit, row: Row) -> Unit:
             command.append(f"{module.replace('.', '/')}/test_{file}.py::{case}")
     else:
         command.append("--gtest_filter=" + ":".join(names))
-    return dataclasses.replace(unit, command=tuple(command), is_shared=False, seconds=None)
+    return dataclasses.replace(unit, command=tuple(command), is_shared=False, seconds=None, shard=0, shards=1)
 
 
 def joined(beside: Row, repeated: Row) -> Row:
@@ -234,7 +252,7 @@ PYTEST_LINE = re.compile(r"(?m)^(\S+::\S+) (PASSED|FAILED|ERROR|SKIPPED)\b")
 
 
 def counts_of_output(output: str) -> tuple[int, list[str], int, str]:
-    """Of a unit that was stopped, so that it left no report: passed, names of failed, skipped, what ran at the end."""
+    """A unit that was stopped, so that it left no report: passed, names of failed, skipped, what ran at the end."""
     seen: dict[str, str] = {}
     for verdict, name in GTEST_LINE.findall(output):
         seen[name] = verdict

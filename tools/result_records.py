@@ -48,7 +48,7 @@ def is_void(group: dict[str, dict], *competitors: str) -> bool:
 
 
 def ratio(value: float, group: dict[str, dict], *competitors: str) -> str:
-    """Of times of these competitors; `void` where one of them may not be compared with."""
+    """A ratio of times of these competitors; `void` where one of them may not be compared with."""
     return "-" if math.isnan(value) else "void" if is_void(group, *competitors) else f"{value:.2f}"
 
 

@@ -62,6 +62,7 @@ class CpuDevice final : public Device {
     end_ = Clock::now();
     return {};
   }
+  base::Status wait_for_begin() override { return {}; }
   base::Result<double> elapsed_us() override {
     return std::chrono::duration<double, std::micro>(end_ - begin_).count();
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bench/common/data.h"
+#include "src/base/ceil_div_pod.h"
 #include "src/device/math/convert.cuh"
 #include "src/device/math/swiglu.cuh"
 
@@ -186,7 +187,7 @@ base::Status fill_normal(const TensorView& m, const Normal& n, void* stream) {
 
 base::Status transpose(const TensorView& m, void* to, void* stream) {
   OVERLACE_ASSERT(m.ndim == 2 && dtype_bytes(m.dtype) == 2);
-  const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + kSide - 1) / kSide); };
+  const auto tiles = [](int64_t n) { return static_cast<unsigned>(base::ceil_div(n, kSide)); };
   swap_dimensions<<<dim3(tiles(m.dim(1)), tiles(m.dim(0))), dim3(kSide, kSide), 0, static_cast<cudaStream_t>(stream)>>>(
       static_cast<const uint16_t*>(m.data), static_cast<uint16_t*>(to), m.dim(0), m.dim(1));
   return cuda_status(cudaGetLastError(), "transpose kernel");

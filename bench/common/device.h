@@ -66,6 +66,8 @@ class Device {
   virtual base::Status copy(void* to, const void* from, size_t bytes) = 0;
   virtual base::Status record_begin() = 0;
   virtual base::Status record_end() = 0;
+  /// Until the stream has come to where record_begin() was queued.
+  virtual base::Status wait_for_begin() = 0;
   /// Microseconds between the two, after synchronising.
   virtual base::Result<double> elapsed_us() = 0;
   /// What `enqueue` puts on the stream, as a graph: the result queues it once more. It lives as long as the result.

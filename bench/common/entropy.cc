@@ -8,7 +8,7 @@ namespace overlace::bench {
 namespace {
 
 constexpr size_t kLeastValues = 1024;  // fewer say little about their distribution
-/// Of the upper 16 bits (a bf16 pattern). Normal data have about 9.7; [0.5, 1) has the 7 of its mantissa.
+/// Least entropy of the upper 16 bits (a bf16 pattern). Normal data have about 9.7; [0.5, 1) has the 7 of its mantissa.
 constexpr double kLeastBits = 8;
 
 double pattern_entropy(const std::vector<float>& values) {

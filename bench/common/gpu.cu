@@ -52,6 +52,7 @@ class CudaGpu final : public Gpu {
   }
   base::Status record_begin() override { return cuda_ok(cudaEventRecord(begin_, stream_), "cudaEventRecord"); }
   base::Status record_end() override { return cuda_ok(cudaEventRecord(end_, stream_), "cudaEventRecord"); }
+  base::Status wait_for_begin() override { return cuda_ok(cudaEventSynchronize(begin_), "cudaEventSynchronize"); }
   base::Result<double> elapsed_us() override {
     OVERLACE_TRY(cuda_ok(cudaEventSynchronize(end_), "cudaEventSynchronize"));
     float ms = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "bench/common/arguments.h"
 #include "overlace/error.h"
@@ -39,13 +40,18 @@ spec::Schedule schedule_of(const spec::OpSpec& op, const std::string& name) {
 
 std::string without_copy_number(const std::string& name) { return name.substr(0, name.find('@')); }
 
-/// As --competitors takes it.
+/// The candidate as --competitors takes it.
 std::string spelled(const plan::Candidate& candidate) {
   return spec::has_degree(candidate.family) ? base::format("{}:{}", candidate.family, candidate.degree)
                                             : candidate.family;
 }
 
-bool is_part(const std::string& name) { return name == "compute" || name == "comm" || name == "limit"; }
+/// A bound, which has no result of its own.
+bool is_part(std::string_view name) {
+  return std::any_of(std::begin(spec::kPurposeNames), std::end(spec::kPurposeNames), [&](std::string_view purpose) {
+    return purpose == name && purpose != spec::name_of(spec::Purpose::plan);
+  });
+}
 
 }  // namespace
 
@@ -61,7 +67,7 @@ base::Status Operators::open_context(Runtime& runtime) {
 }
 
 base::Result<double> Operators::measure_flops() {
-  const spec::Schedule compute = spec::make_schedule(workload_.op(), "compute");
+  const spec::Schedule compute = spec::make_bound(workload_.op(), spec::Purpose::compute);
   double best_us = 0;
   for (int i = 0; i < 3; ++i) {
     OVERLACE_TRY(crew_.barrier());
@@ -79,7 +85,7 @@ base::Result<double> Operators::measure_flops() {
 
 base::Status Operators::resolve(const std::string& name, spec::Schedule* schedule, std::string* reason) {
   const std::string plain = without_copy_number(name);
-  const std::string family = plain == "wrong" ? "library" : plain;
+  const std::string family = plain == "wrong" ? std::string(spec::kLibrary) : plain;
   try {
     if (family == "auto") {
       const std::shared_ptr<const plan::Plan> plan = context_.value().plan(workload_.op());
@@ -91,7 +97,7 @@ base::Status Operators::resolve(const std::string& name, spec::Schedule* schedul
   } catch (...) {
     return base::status_of_current_exception();
   }
-  if (schedule->family.starts_with("library") && channel_.team().size() > 1 && channel_.team().net() == nullptr)
+  if (schedule->family.starts_with(spec::kLibrary) && channel_.team().size() > 1 && channel_.team().net() == nullptr)
     return base::error(Errc::not_supported, "there is no engine of collectives");
   return {};
 }

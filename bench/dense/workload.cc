@@ -22,7 +22,7 @@ constexpr double kEps = 1e-5;
 
 size_t bytes_of(const TensorView& t) { return static_cast<size_t>(t.numel()) * dtype_bytes(t.dtype); }
 
-/// Of two checks of one call.
+/// The worse numbers of two checks of one call.
 Check worse(const Check& a, const Check& b) {
   return {std::max(a.max_error, b.max_error), std::max(a.rms_error, b.rms_error), a.sampled + b.sampled,
           a.finite && b.finite};

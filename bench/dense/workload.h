@@ -43,7 +43,7 @@ class Workload {
   base::Status enqueue(const spec::Schedule& schedule, int iteration);
   /// Fills the output of set 0 with NaN, runs `call`, which works on that set, compares sampled elements with fp64.
   base::Result<Check> verify(const std::function<base::Status()>& call);
-  /// Of set `iteration % sets`; where it is does not change, since graphs hold its address.
+  /// The output of set `iteration % sets`; where it is does not change, since graphs hold its address.
   const TensorView& output(int iteration) const { return out_[static_cast<size_t>(iteration) % out_.size()]; }
   /// Copies the last verified output to where `difference` compares with it.
   base::Status keep_reference();
@@ -76,7 +76,7 @@ class Workload {
   Channel* channel_;
   Device* device_;
   Normal data_;
-  /// Of an operator that normalizes its sums.
+  /// Tensors of an operator that normalizes its sums.
   struct Norm {
     TensorView residual, weight, out;
   };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import records
 import table
 from programs import CASES, DEFAULT, EXIT_USAGE, EXIT_WRONG, TORCH, WORKLOADS, Plan, Refused
 
+WORST = 1.01  # ratio of times, where --worst says none
 SOURCES = ("bench", "cli", "cmake", "include", "src")
 
 
@@ -48,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     add("--from", dest="source", type=Path, metavar="RECORDS", help="measure nothing: show and compare these records")
     add("--compare", type=Path, metavar="RECORDS", help="name what became slower since these")
     add("--agree", type=Path, metavar="RECORDS", help="whether serial/limit agrees with these")
+    add("--against", type=Path, metavar="RECORDS", help="ratio to these times case by case; status 1 beyond --worst")
+    add("--worst", type=float, help="largest ratio that --against takes (default 1.01)")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page")
     add("--timeout-s", type=float, default=3600, help="deadline of each program (default 3600)")
     add("--git", help="commit that the records name (default: that of the checkout)")
@@ -138,7 +142,16 @@ def show_list() -> None:
 
 
 # What dense operators, primitives and layers are made of.
-MEASURED = ("include/overlace/device", "src/device", "src/exec", "src/ops", "src/runtime", "src/spec", "src/plan")
+MEASURED = (
+    "include/overlace/device",
+    "src/device",
+    "src/exec",
+    "src/gemm_core",
+    "src/ops",
+    "src/plan",
+    "src/runtime",
+    "src/spec",
+)
 
 
 def changed_since(commit_id: str) -> list[str]:
@@ -178,6 +191,15 @@ def measure(plan: Plan, o: argparse.Namespace) -> tuple[list[dict], int]:
     return rows, first
 
 
+def check_worst(o: argparse.Namespace) -> None:
+    if o.worst is None:
+        return
+    if o.against is None:
+        raise Refused(f"--worst is {o.worst:g} without --against, wanted both")
+    if not 0 < o.worst < math.inf:
+        raise Refused(f"--worst is {o.worst:g}, wanted a ratio above 0")
+
+
 def conclude(rows: list[dict], o: argparse.Namespace, status: int) -> int:
     wrong = [r for r in rows if r["status"] == "wrong"]
     for row in wrong:
@@ -190,6 +212,9 @@ def conclude(rows: list[dict], o: argparse.Namespace, status: int) -> int:
         checks.append((f"since {o.compare}", lines, not is_slower))
     if o.agree:
         checks.append((f"agreement with {o.agree}", *compare.agreement(records.read(o.agree), rows)))
+    if o.against:
+        worst = WORST if o.worst is None else o.worst
+        checks.append((f"against {o.against}", *compare.against(records.read(o.against), rows, worst)))
     for title, lines, good in checks:
         print(f"\n== {title}: {'ok' if good else 'NOT OK'}")
         print("\n".join(lines))
@@ -203,6 +228,7 @@ def conclude(rows: list[dict], o: argparse.Namespace, status: int) -> int:
 def main(arguments: list[str]) -> int:
     o = parser().parse_args(arguments)
     try:
+        check_worst(o)
         if o.list:
             show_list()
             return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable
 
 import records
@@ -14,6 +15,7 @@ SLOWER, SLOWER_SHORT = 0.03, 0.06
 AA, AA_SHORT = 0.01, 0.03
 AA_CPU = 0.15  # CPU ranks share their cores with all else that runs
 AGREE, AGREE_SHORT = 0.02, 0.06
+OTHERS = ("torch", "quack", "plain")  # competitors that are not overlace's begin so
 MACHINE_MOVED = 0.05  # of T_serial: then nothing is said
 
 
@@ -123,6 +125,49 @@ def agreement(old: list[dict], new: list[dict]) -> tuple[list[str], bool]:
     if not lines:
         return ["nothing to compare: no case with serial and limit is in both, on a machine of the same name"], False
     return lines, good
+
+
+def medians(rows: list[dict]) -> dict[tuple, dict[str, float]]:
+    """Machine and case -> competitor -> the median over all runs of what each run took, in us; without bounds."""
+    times: dict[tuple, dict[str, list[float]]] = {}
+    for row in rows:
+        us = row.get("time_us", {}).get("median", math.nan)
+        if math.isnan(us) or row["competitor"] in records.PARTS:
+            continue
+        key = (records.machine_name(row), *records.case_key(row))
+        times.setdefault(key, {}).setdefault(row["competitor"], []).append(us)
+    return {key: {name: statistics.median(us) for name, us in found.items()} for key, found in times.items()}
+
+
+def against(old: list[dict], new: list[dict], worst: float) -> tuple[list[str], bool]:
+    """The ratio of new to old times, case by case, and whether none of overlace's schedules is above `worst`. Those of
+    the library and of others are shown without a verdict: they say whether the machine moved."""
+    before, after = medians(old), medians(new)
+    titles = {
+        (records.machine_name(row), *records.case_key(row)): f"{row['workload']}  {Group((), {'': row}).title()}"
+        for row in old + new
+    }
+    lines, judged = [], []
+    for key in (key for key in after if key in before):
+        for name in (name for name in after[key] if name in before[key]):
+            ratio = after[key][name] / before[key][name]
+            is_judged = name != records.LIBRARY and not name.startswith(OTHERS)
+            verdict = "-" if not is_judged else "ABOVE" if ratio > worst else "ok"
+            text = f"{titles[key]}  {name}"
+            lines.append(f"{verdict:<5} {ratio:.4f}  {text}: {after[key][name]:.2f} us, was {before[key][name]:.2f}")
+            if is_judged:
+                judged.append((ratio, text))
+    if not judged:
+        return [*lines, "nothing to compare: no case of the same machine has a schedule's times in both"], False
+    most, where = max(judged)
+    mean = statistics.geometric_mean(ratio for ratio, _ in judged)
+    lost = [titles[key] for key in before if key not in after]
+    if lost:
+        lines.append(f"{len(lost)} of {len(before)} cases were not measured again, the first {lost[0]}")
+    lines.append(
+        f"{len(judged)} ratios: geometric mean {mean:.4f}, worst {most:.4f} ({where}), wanted at most {worst:g}"
+    )
+    return lines, most <= worst
 
 
 def stale(path: str, rows: list[dict], changed: Callable[[str], list[str]]) -> list[str]:

@@ -10,11 +10,12 @@ import random
 import draws
 
 # Competitors, of bench/torch_moe.py.
-NAMES = ("torch", "torch_graph", "torch_exchanged", "overlace", "overlace_graph", "compute")
+COMPUTE = "compute"  # the experts' GEMMs alone
+NAMES = ("torch", "torch_graph", "torch_exchanged", "overlace", "overlace_graph", COMPUTE)
 ROUTINGS = ("uniform", "zipf")
 ZIPF = 1.2  # of the experts in an order of chance: the i-th is wanted as 1 / i^1.2
 
-# (H, I, E, k) of a layer. Of DeepSeek-V3's 256 experts so many as leave a rank of two GPUs with those of four.
+# (H, I, E, k) of a layer. DeepSeek-V3 keeps so many of its 256 experts as leave a rank of two GPUs with those of four.
 MODELS = {
     "Qwen3-30B-A3B": (2048, 768, 128, 8),
     "Mixtral-8x7B": (4096, 14336, 8, 2),
@@ -80,7 +81,7 @@ SETS = {
     "smoke": models((64, 1024), ("Qwen3-30B-A3B",)),
     "canonical": models(TOKENS),
     "decode": models(TOKENS[:3]),
-    # Of any number: experts that ranks do not divide, a rank without any choice, one token.
+    # Sizes of any kind: experts that ranks do not divide, a rank without any choice, one token.
     "verify": [
         Case("even", 48, 64, 40, 8, 2, "uniform", "fp32"),
         Case("odd", 33, 40, 24, 5, 3, "zipf", "fp32"),

@@ -34,7 +34,7 @@ def data(rows: list[dict]) -> dict:
     if len(operators) > 2:
         blocks.append(overview(operators))
     blocks += [operator(g, i) for i, g in enumerate(operators)]
-    for workload in ("runtime", "cpu", "gather_rows"):
+    for workload in ("runtime", "cpu", "gather_rows", "offload"):
         mine = [g for g in groups if g.workload == workload]
         if mine:
             blocks.append(primitives(workload, mine))
@@ -170,7 +170,7 @@ def bar(d: Derived, b: Bounds, kind: str, longest: float) -> dict:
 def kind_of(name: str) -> str:
     if name.startswith("auto"):
         return "auto"
-    return "part" if name in PARTS else "plain" if name in ("library", "serial") else "other"
+    return "part" if name in PARTS else "plain" if name in records.PLAIN else "other"
 
 
 def clocks(group: Group) -> str:
@@ -202,7 +202,7 @@ def unmeasured(name: str, row: dict) -> dict:
 def competitor(name: str, row: dict, b: Bounds, longest: float) -> dict:
     d = records.derive(row, b)
     aside = PARTS.get(name) or (row.get("schedule", "") if name.startswith("auto") else "")
-    is_part = name in ("compute", "comm")
+    is_part = name in (records.COMPUTE, records.COMM)
     flags = [badge(f.replace("_", " ")) for f in row.get("flags", []) if f in SHOWN_FLAGS]
     ends = f"{table.us(d.p10)}..{table.us(d.p90)}" if not math.isnan(d.p10) else ""
     return {
@@ -212,7 +212,7 @@ def competitor(name: str, row: dict, b: Bounds, longest: float) -> dict:
             [table.us(d.us), styled("aside below", ends)],
             "-" if is_part else table.number(d.gain),
             "-" if is_part else table.number(d.rho),
-            "-" if name == "comm" else table.number(d.tflops, 0 if d.tflops >= 10 else 3),
+            "-" if name == records.COMM else table.number(d.tflops, 0 if d.tflops >= 10 else 3),
         ],
     }
 

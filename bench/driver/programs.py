@@ -37,6 +37,7 @@ WORKLOADS = {
     "runtime": "stores, copies, flags and barriers between GPUs, beside plain CUDA (needs GPUs)",
     "gemm_core": "the plain GEMM beside cuBLASLt (needs a GPU)",
     "gather_rows": "random rows from a GPU's memory, pinned memory and a peer, beside one copy (needs a GPU)",
+    "offload": "layers that stream into 16 GiB of a GPU, beside resident ones and plain copies (needs a GPU)",
     "run": "the decoder layers of `overlace run`, site by site",
     "moe": "the mixture-of-experts layer through PyTorch, forward, beside all_to_all_single and grouped_mm",
     "block": "a decoder block through PyTorch, forward and training step, beside NCCL and async-TP",
@@ -176,6 +177,8 @@ def steps(plan: Plan) -> Iterator[Step]:
         yield Step("gemm_core", [plan.program("bench_gemm_core"), *rows, *common(plan)])
     if "gather_rows" in plan.workloads:
         yield Step("gather_rows", [plan.program("bench_gather_rows"), *common(plan)])
+    if "offload" in plan.workloads:
+        yield Step("offload", [plan.program("bench_offload"), *common(plan)])
     if "run" in plan.workloads:
         yield run_step(plan)
     if "moe" in plan.workloads:
@@ -270,6 +273,19 @@ RUN_TIMES["auto"] = "overlapped"
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def spawn_ranks(work: Callable, o: argparse.Namespace) -> int:
+    """`work(rank, o, path of a store)` in `o.ranks` processes; the exit status tells of wrong rows added to `o.out`."""
+    import torch.multiprocessing
+
+    def wrong_rows() -> int:
+        return o.out.read_text().count('"status":"wrong"') if o.out and o.out.exists() else 0
+
+    before = wrong_rows()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(work, (o, str(Path(folder) / "store")), o.ranks)
+    return EXIT_WRONG if wrong_rows() > before else 0
 
 
 def torch_head(o: argparse.Namespace, entrant: object, machine: dict, size: int, command: str) -> dict:

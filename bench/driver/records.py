@@ -27,7 +27,8 @@ DENSE_OPERATORS = {
 }
 OPERATORS = tuple(o.name for o in DENSE_OPERATORS.values() if o.is_default)
 DENSE = (*OPERATORS, *(o.name for o in DENSE_OPERATORS.values() if not o.is_default))  # by default: OPERATORS
-PARTS = ("compute", "comm", "limit")  # that have no result of their own
+LIBRARY, SERIAL = PLAIN = ("library", "serial")  # the families of every operator, which hide nothing
+COMPUTE, COMM, LIMIT = PARTS = ("compute", "comm", "limit")  # that have no result of their own
 NAN = math.nan
 NO_ROOM = 0.04  # of T_serial: a smaller distance to the limit says nothing about overlap
 REGIME = 0.98  # a limit below this share of the GEMM alone is no limit
@@ -105,7 +106,7 @@ def runs(rows: list[dict]) -> list[str]:
 
 
 def least(*values: float) -> float:
-    """Of those that were measured."""
+    """The least of those that were measured."""
     known = [v for v in values if not math.isnan(v)]
     return min(known) if known else NAN
 
@@ -124,13 +125,13 @@ class Bounds:
 
 def bounds(us: dict[str, float]) -> Bounds:
     get = lambda name: us.get(name, NAN)  # noqa: E731
-    compute, library = get("compute"), get("library")
-    serial = least(library, *(v for k, v in us.items() if k.split(" ")[0].split("/")[0] == "serial"))
-    limits = [v for k, v in us.items() if k.split(" ")[0] == "limit"]
+    compute, library = get(COMPUTE), get(LIBRARY)
+    serial = least(library, *(v for k, v in us.items() if k.split(" ")[0].split("/")[0] == SERIAL))
+    limits = [v for k, v in us.items() if k.split(" ")[0] == LIMIT]
     # Where no limit was measured there is none, however fast the rest.
     limit = least(*limits, serial) if limits and not math.isnan(least(*limits)) else NAN
     regime = limit < REGIME * compute
-    return Bounds(compute, get("comm"), library, serial, compute if regime else limit, regime)
+    return Bounds(compute, get(COMM), library, serial, compute if regime else limit, regime)
 
 
 def bounds_of(group: Group) -> Bounds:

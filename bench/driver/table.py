@@ -144,7 +144,7 @@ def text(groups: list[Group]) -> str:
     for workload in dict.fromkeys(g.workload for g in groups):
         mine = [g for g in groups if g.workload == workload]
         blocks.append([f"== {workload}   {head(mine[0].first)}"])
-        if workload in ("cpu", "runtime", "gather_rows"):
+        if workload in ("cpu", "runtime", "gather_rows", "offload"):
             blocks.append(primitive_table(mine))
         elif workload in ANCHORS:
             blocks += [ranking(g) for g in mine]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of the whole block, before it is split."""
+    """Sizes of the whole block, before it is split."""
 
     hidden: int
     ffn: int
@@ -41,7 +41,7 @@ class Shape:
         }
 
     def forward_flops(self, ranks: int, tokens: int, sequence: int) -> float:
-        """Of one rank; attention is causal."""
+        """Operations of one rank's forward pass; attention is causal."""
         products = 2.0 * tokens * sum(n * k for n, k in self.weights(ranks).values())
         return products + 2.0 * tokens * sequence * self.hidden / ranks
 

@@ -60,7 +60,7 @@ class Workload(Protocol):
     oracle: str  # in words
 
     def operands(self) -> list[torch.Tensor]:
-        """Of which samples must not have low entropy."""
+        """Tensors of which samples must not have low entropy."""
         ...
 
     def errors(self, out: torch.Tensor, name: str) -> tuple[float, float]:

@@ -126,7 +126,7 @@ class Layer:
         return found
 
     def errors(self, out: torch.Tensor, name: str) -> tuple[float, float]:
-        rows, wanted = self.wanted_rows if name == "compute" else (self.sample, self.wanted)
+        rows, wanted = self.wanted_rows if name == moe_cases.COMPUTE else (self.sample, self.wanted)
         return relative(out[rows], wanted)
 
     # -- as users of PyTorch write it --
@@ -179,7 +179,7 @@ class Layer:
         return weighted.sum(1)
 
     def sample_rows(self, rows: torch.Tensor, s: Splits) -> None:
-        """Of the experts' rows, for the check of `compute`."""
+        """Draws some of the experts' rows, for the check of `compute`."""
         some = torch.randperm(rows.shape[0], generator=self._random(SAMPLES + self.rank.rank, "cpu"))[:SAMPLED]
         some = some.to(rows.device)
         wanted = torch.zeros(len(some), self.case.hidden, dtype=torch.float64, device=rows.device)

@@ -1,9 +1,12 @@
+#include "bench/fused/copies.cuh"
 #include "bench/fused/rank.cuh"
 #include "overlace/error.h"
+#include "src/spec/families/families.h"
+#include "src/spec/operators.h"
 
 namespace overlace::bench {
 
-namespace core = ops::gemm_core;
+namespace core = ops::fused;
 
 void FusedRank::open_gather() {
   const auto bytes = static_cast<size_t>(case_.m * case_.k * 2);
@@ -59,8 +62,9 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
     prepared->push_back(*one);
   }
   Variant v;
+  const std::string_view slabs = spec::find_family(spec::kAgGemm.name, spec::ClosedForm::slab_kernel)->name;
   v.name =
-      base::format("{} {} q{}{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : "k_slab",
+      base::format("{} {} q{}{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : slabs,
                    how.pieces, how.has_bias ? ", bias" : "", how.waits ? "" : " unwaited");
   if (how.waits) v.bits = &Set::core;
   v.timed.is_wrong = !how.waits;
@@ -70,7 +74,7 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
     if (!is_ce) return core::launch_gather(call, !options_.shared, stream_);
     BENCH_CUDA(cudaEventRecord(fork_, stream_));
     BENCH_CUDA(cudaStreamWaitEvent(copies_, fork_));
-    OVERLACE_TRY(core::queue_copies(call, epoch_, copies_));
+    OVERLACE_TRY(queue_copies(call, epoch_, copies_));
     OVERLACE_TRY(core::launch_gather(call, false, stream_));
     BENCH_CUDA(cudaEventRecord(join_, copies_));
     BENCH_CUDA(cudaStreamWaitEvent(stream_, join_));

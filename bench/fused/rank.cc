@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "bench/fused/copies.cuh"
 #include "overlace/error.h"
 #include "overlace/net_engine.h"
 #include "src/base/statistics.h"
@@ -14,7 +15,7 @@
 namespace overlace::bench {
 namespace {
 
-namespace core = ops::gemm_core;
+namespace core = ops::fused;
 
 constexpr int64_t kRotatedBytes = int64_t{2} * 60 * 1000 * 1000;  // twice the L2 of an H200
 constexpr int64_t kSamples = 1024;
@@ -64,7 +65,7 @@ FusedRank::FusedRank(Runtime& runtime, Group& group, const Options& options)
   blas_ = std::move(blas).value();
   for (cudaEvent_t* event : {&begin_, &end_}) BENCH_CUDA(cudaEventCreate(event));
   for (cudaEvent_t* event : {&fork_, &join_}) BENCH_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
-  counters_ = channel_.counters(ops::gemm_core::kCounts, "bench counts");
+  counters_ = channel_.counters(ops::fused::kCounts, "bench counts");
   pushed_ = channel_.ids(kMaxPieces, Domain::device, "bench pushed");
   copied_ = channel_.ids(kMaxPieces, Domain::stream, "bench copied");
   pod_ = channel_.pod();
@@ -73,7 +74,7 @@ FusedRank::FusedRank(Runtime& runtime, Group& group, const Options& options)
   BENCH_CUDA(cudaMemset(error_, 0, 256));
   BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&gather_totals_),
                         sizeof(uint64_t) * static_cast<size_t>(kMaxPieces * size_)));
-  core::initial_totals(channel_.pod(), copied_.first, kMaxPieces, kShares, gather_totals_).or_throw();
+  initial_totals(channel_.pod(), copied_.first, kMaxPieces, kShares, gather_totals_).or_throw();
 }
 
 FusedRank::~FusedRank() {
@@ -187,11 +188,11 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
   g.n = g.ldc = case_.n;
   g.k = g.lda = g.ldb = case_.k;
   blas_->prepare(g).or_throw();
-  auto prepared = std::make_shared<std::vector<core::Prepared>>();
-  const core::Instance* instance = core::find_instance(core::Kernel::plain, case_.instance);
+  auto prepared = std::make_shared<std::vector<PreparedPlain>>();
+  const core::Instance* instance = find_plain(case_.instance);
   if (instance == nullptr) throw_error(Errc::not_supported, case_.instance + ": no such instance");
   for (const Set& s : sets_) {
-    core::GemmArgs args;
+    GemmArgs args;
     args.a = s.whole;
     args.b = s.b;
     args.c = s.c;
@@ -199,7 +200,7 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
     args.n = args.ldc = case_.n;
     args.k = args.lda = args.ldb = case_.k;
     args.error = error_;
-    auto one = core::prepare(*instance, args);
+    auto one = prepare_plain(*instance, args);
     one.status().or_throw();
     prepared->push_back(*one);
   }
@@ -209,7 +210,7 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
   };
   const auto own = [this, prepared](bool early) {
     return [this, prepared, early](int set) {
-      return core::launch((*prepared)[static_cast<size_t>(set)], early, stream_);
+      return launch_plain((*prepared)[static_cast<size_t>(set)], early, stream_);
     };
   };
   Variant alone{"gemm_core", own(true), &Set::core};

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "bench/common/data.h"
+#include "bench/common/plain_gemm.cuh"
 #include "bench/fused/table.h"
 #include "overlace/runtime.h"
 #include "src/exec/cuda/cublaslt.h"
-#include "src/ops/gemm_core/gather_launch.cuh"
-#include "src/ops/gemm_core/launch.cuh"
-#include "src/ops/gemm_core/scatter_launch.cuh"
+#include "src/ops/fused/gather_launch.cuh"
+#include "src/ops/fused/scatter_launch.cuh"
 
 namespace overlace::bench {
 
@@ -80,8 +80,8 @@ class FusedRank {
   void add_gathers(std::vector<Variant>* list);
   void add_scatters(std::vector<Variant>* list);
   struct Gathering {
-    ops::gemm_core::GatherTransport transport;
-    ops::gemm_core::Arrival arrival;
+    ops::fused::GatherTransport transport;
+    ops::fused::Arrival arrival;
     int pieces;
     bool waits = true, has_bias = false;
   };
@@ -94,9 +94,9 @@ class FusedRank {
   Variant make_scatter(const Scattering& how);
   void make_sums();
   /// What all variants of both operators share.
-  void fill(const Set& set, void* c, ops::gemm_core::FusedArgs* args) const;
-  void fill(const SignalIds& ids, ops::gemm_core::ExchangeState* state) const;
-  ops::gemm_core::GatherState state_of(ops::gemm_core::GatherTransport transport);
+  void fill(const Set& set, void* c, ops::fused::FusedArgs* args) const;
+  void fill(const SignalIds& ids, ops::fused::ExchangeState* state) const;
+  ops::fused::GatherState state_of(ops::fused::GatherTransport transport);
   base::Status copy_to_peers();
   base::Status limit(const std::function<base::Status(int)>& gemm, int set);
   base::Status library(int set, const exec::LtGemm& gemm, NetEngine& net, void* gathered);
@@ -108,7 +108,7 @@ class FusedRank {
   double burst(Variant& variant, int calls);
   Normal left(int set, int rank) const;
   Normal right(int set, int rank) const;
-  int64_t rows() const { return ops::gemm_core::rows_of(offsets_, rank_); }
+  int64_t rows() const { return ops::fused::rows_of(offsets_, rank_); }
   int64_t first_row() const { return offsets_[static_cast<size_t>(rank_)]; }
   bool is_gather() const { return case_.op == Op::ag; }
   bool is_equal() const { return case_.offsets.empty(); }
@@ -123,10 +123,10 @@ class FusedRank {
   Channel& channel_;
   std::unique_ptr<exec::CublasLt> blas_;
   Counters counters_;
-  mutable ops::gemm_core::ItemLists lists_;  // a cache
-  SignalIds pushed_, copied_;                // written by CTAs, by streams
-  ChannelPod pod_;                           // with the deadline of this bench
-  uint64_t* gather_totals_ = nullptr;        // of copied_
+  mutable ops::fused::ItemLists lists_;  // a cache
+  SignalIds pushed_, copied_;            // written by CTAs, by streams
+  ChannelPod pod_;                       // with the deadline of this bench
+  uint64_t* gather_totals_ = nullptr;    // of copied_
   uint32_t* error_ = nullptr;
 
   // ---- of the case ----

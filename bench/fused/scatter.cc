@@ -5,7 +5,7 @@
 
 namespace overlace::bench {
 
-namespace core = ops::gemm_core;
+namespace core = ops::fused;
 
 void FusedRank::open_scatter() {
   const int64_t slot = core::longest_rows(offsets_) * case_.n * 2;

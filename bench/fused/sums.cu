@@ -1,4 +1,5 @@
 #include "bench/fused/sums.cuh"
+#include "src/base/ceil_div_pod.h"
 
 namespace overlace::bench {
 namespace {
@@ -18,7 +19,7 @@ __global__ void sum_partials(const Partials p, __nv_bfloat16* rounded, __nv_bflo
 
 cudaError_t launch_sum_partials(cudaStream_t stream, const Partials& p, __nv_bfloat16* rounded, __nv_bfloat16* biased) {
   if (p.count == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>((p.count + kBlock - 1) / kBlock);
+  const auto blocks = static_cast<unsigned>(base::ceil_div(p.count, kBlock));
   sum_partials<<<blocks, kBlock, 0, stream>>>(p, rounded, biased);
   return cudaGetLastError();
 }

@@ -19,7 +19,7 @@ namespace overlace::bench {
 namespace {
 
 using base::Json;
-using ops::gemm_core::Instance;
+using gemm_core::Instance;
 
 struct Options {
   bool smoke = false, verify_only = false;
@@ -92,9 +92,9 @@ class Row {
     library_ = std::move(*library);
     for (Competitor& c : library_.competitors) OVERLACE_TRY(verify(&c));
     if (!options_.verify_only) OVERLACE_TRY(screen(&library_.competitors));
-    for (const Instance& i : ops::gemm_core::instances(ops::gemm_core::Kernel::plain)) {
+    for (const Instance& i : plain_instances()) {
       const bool fits = i.spec.dtype == problem_.dtype() &&
-                        (i.spec.b_major == ops::gemm_core::BMajor::n) == problem_.b_is_kn() &&
+                        (i.spec.b_major == gemm_core::BMajor::n) == problem_.b_is_kn() &&
                         std::strstr(i.name, options_.only.c_str()) != nullptr;
       if (fits) OVERLACE_TRY(add(i, {}));
     }
@@ -201,8 +201,7 @@ class Row {
       for (const TileSweep sweep : {TileSweep::along_n, TileSweep::along_m}) {
         for (const int swizzle : {2, 4, 8, 16}) {
           if (sweep == TileSweep::along_n && swizzle == 8) continue;  // screened already
-          OVERLACE_TRY(
-              add(*ops::gemm_core::find_instance(ops::gemm_core::Kernel::plain, name), {sweep, swizzle, true}));
+          OVERLACE_TRY(add(*find_plain(name), {sweep, swizzle, true}));
         }
       }
     }
@@ -220,7 +219,7 @@ class Row {
     std::vector<std::string> names;
     for (size_t i = 0; i < of_core.size() && i < 3; ++i) names.push_back(of_core[i]->name);
     names.push_back("bf16_k_128x256_c21_s4 n8");
-    OVERLACE_TRY(add(*ops::gemm_core::find_instance(ops::gemm_core::Kernel::plain, best.substr(0, space)), late));
+    OVERLACE_TRY(add(*find_plain(best.substr(0, space)), late));
     names.push_back(core_.back().name);
     finalists_ = {of_library[0]};
     for (Competitor& c : core_) {

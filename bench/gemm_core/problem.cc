@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "src/ops/gemm_core/launch.cuh"
-
 namespace overlace::bench {
 namespace {
 
@@ -50,16 +48,15 @@ base::Result<Check> Problem::check(int64_t samples, void* stream) const {
   return check_product(output(0), &factor, 1, 0, dtype_, samples, seed_ + 99, stream);
 }
 
-base::Result<Competitor> core_competitor(const Problem& problem, const ops::gemm_core::Instance& instance,
+base::Result<Competitor> core_competitor(const Problem& problem, const gemm_core::Instance& instance,
                                          const CoreSettings& settings, uint32_t* error, Gpu& gpu) {
-  using ops::gemm_core::Prepared;
   Competitor out;
   out.name = base::format("{} {}{}{}", instance.name, settings.sweep == TileSweep::along_n ? "n" : "m",
-                          settings.swizzle, settings.starts_early ? "" : " late");
-  auto prepared = std::make_shared<std::vector<Prepared>>();
+                          settings.swizzle, settings.uses_pdl ? "" : " late");
+  auto prepared = std::make_shared<std::vector<PreparedPlain>>();
   const Shape& s = problem.shape();
   for (int set = 0; set < problem.sets(); ++set) {
-    ops::gemm_core::GemmArgs args;
+    GemmArgs args;
     args.a = problem.a(set);
     args.b = problem.b(set);
     args.c = problem.c(set);
@@ -72,14 +69,14 @@ base::Result<Competitor> core_competitor(const Problem& problem, const ops::gemm
     args.sweep = settings.sweep;
     args.swizzle = settings.swizzle;
     args.error = error;
-    auto one = ops::gemm_core::prepare(instance, args);
+    auto one = prepare_plain(instance, args);
     if (!one.ok()) return one.status();
     prepared->push_back(*one);
   }
-  const bool early = settings.starts_early;
+  const bool early = settings.uses_pdl;
   auto* stream = static_cast<cudaStream_t>(gpu.stream().cuda_stream);
   out.enqueue = [prepared, early, stream](int set) {
-    return ops::gemm_core::launch((*prepared)[static_cast<size_t>(set)], early, stream);
+    return launch_plain((*prepared)[static_cast<size_t>(set)], early, stream);
   };
   return out;
 }

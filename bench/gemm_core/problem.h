@@ -8,7 +8,7 @@
 
 #include "bench/common/data.h"
 #include "bench/common/gpu.h"
-#include "src/ops/gemm_core/instances.h"
+#include "bench/common/plain_gemm.cuh"
 #include "src/spec/tile_order_pod.h"
 
 namespace overlace::bench {
@@ -63,9 +63,9 @@ base::Result<LibraryGemm> library_competitors(const Problem& problem, int count,
 struct CoreSettings {
   TileSweep sweep = TileSweep::along_n;
   int swizzle = 8;
-  bool starts_early = true;
+  bool uses_pdl = true;
 };
-base::Result<Competitor> core_competitor(const Problem& problem, const ops::gemm_core::Instance& instance,
+base::Result<Competitor> core_competitor(const Problem& problem, const gemm_core::Instance& instance,
                                          const CoreSettings& settings, uint32_t* error, Gpu& gpu);
 
 /// The kernel's error word since the last call of this; 0 is good. Synchronises.

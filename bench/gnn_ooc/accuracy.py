@@ -121,7 +121,7 @@ def right(model: Model, batches: list[gnn.Batch]) -> float:
 
 
 def pack(dataset: gnn.Dataset, directory: Path, options: argparse.Namespace, seed: int) -> dict[str, Packs]:
-    """Of each way from packs: one sampled epoch in all orders, and as many as are trained in order fixed."""
+    """Packs of each way from packs: one sampled epoch in all orders, and as many as are trained in order fixed."""
     fanouts = [int(word) for word in options.fanouts.split(",")]
     cache = dataset.num_vertices // 10 * dataset.features.strides[0]
     out = {}
@@ -139,7 +139,7 @@ def pack(dataset: gnn.Dataset, directory: Path, options: argparse.Namespace, see
 def accuracies(
     dataset: gnn.Dataset, graph: Graph, packs: dict[str, Packs], kind: str, options: argparse.Namespace, seed: int
 ) -> dict[str, float]:
-    """Of each way, from the same weights."""
+    """The accuracy of each way, from the same weights."""
     layers = len(options.fanouts.split(","))
     cut = graph.cut(options.parts, seed)
     train, test = (np.asarray(dataset.split(split)) for split in ("train", "test"))

@@ -109,7 +109,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> tuple[int, dict[str, i
         for batch in loader:
             counts[batch.n_id] += 1
             if batch.number < options.batches:
-                ids.append((batch.number, batch.n_id))
+                ids.append((batch.number, batch.n_id.copy()))
     ids.sort(key=lambda pair: pair[0])
     np.save(folder / "ids.npy", np.concatenate([one for _, one in ids]))
     np.save(folder / "bounds.npy", np.cumsum([0, *(len(one) for _, one in ids)]))

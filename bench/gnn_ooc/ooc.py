@@ -205,7 +205,7 @@ def plan_bytes(
 
 
 def row_bytes(options: argparse.Namespace, dataset: gnn.Dataset, trace: systems.Trace, share: float) -> dict[str, int]:
-    """Of the ways that look ahead."""
+    """Bytes that are planned by the ways that look ahead."""
     out = {}
     for name in ("ginex_like", "window_rows"):
         with row_ways.RowWay(name, dataset, trace, round(share * options.vertices), options.superbatch) as way:
@@ -478,13 +478,12 @@ def measure(records: Records, options: argparse.Namespace, directory: Path) -> N
             case(records, options, run, work)
 
 
-def main(words: list[str] | None = None) -> int:
-    options = parse(words)
-    torch.set_num_threads(options.threads)
-    work = Path(options.work or tempfile.mkdtemp(prefix="overlace_gnn_ooc_"))
+def run_in_folder(options: argparse.Namespace, body: Callable[[Path], None]) -> int:
+    """In --work, or a folder that goes afterwards; the exit status."""
+    work = Path(options.work or tempfile.mkdtemp(prefix="overlace_gnn_"))
     work.mkdir(parents=True, exist_ok=True)
     try:
-        measure(Records(options), options, work)
+        body(work)
     except overlace.Error as error:
         print(f"gnn_ooc: {error}", file=sys.stderr)
         return 1
@@ -492,6 +491,12 @@ def main(words: list[str] | None = None) -> int:
         if not options.work:
             shutil.rmtree(work, ignore_errors=True)
     return 0
+
+
+def main(words: list[str] | None = None) -> int:
+    options = parse(words)
+    torch.set_num_threads(options.threads)
+    return run_in_folder(options, lambda work: measure(Records(options), options, work))
 
 
 if __name__ == "__main__":

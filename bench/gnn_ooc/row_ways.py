@@ -26,7 +26,7 @@ HOT_SHARE = 0.5  # of its cache that never changes
 
 @dataclass
 class Step:
-    """Of a batch: places of the rows that are read, and of them those that enter a slot."""
+    """What a batch does: places of the rows that are read, and of them those that enter a slot."""
 
     missed: np.ndarray
     kept: np.ndarray
@@ -165,12 +165,15 @@ class RowWay:
         return self._reader.bytes_read
 
     def planned_bytes(self) -> int:
-        """Of a loop over all batches."""
+        """Bytes of a loop over all batches."""
         pairs = zip(self._trace.batches, self._steps, strict=True)
         return sum(self._reader.planned(batch.n_id[step.missed]) for batch, step in pairs)
 
     def __iter__(self) -> Iterator[gnn.Batch]:
-        cache = np.array(self._dataset.features[self._start])
+        """The cache is filled here, not at the first batch."""
+        return self._batches(np.array(self._dataset.features[self._start]))
+
+    def _batches(self, cache: np.ndarray) -> Iterator[gnn.Batch]:
         slot_of = np.full(self._dataset.num_vertices, -1, np.int64)
         slot_of[self._start] = np.arange(len(self._start))
         holder = self._start.copy()

@@ -41,7 +41,7 @@ class Trace:
     @classmethod
     def of(cls, run: gnn.Artefact, packs: str) -> Trace:
         batches = []
-        with gnn.PackedLoader(run, packs=packs, format="numpy", copy=False) as loader:
+        with gnn.PackedLoader(run, packs=packs, format="numpy") as loader:
             for batch in loader:
                 batch.x = None
                 batches.append(batch)

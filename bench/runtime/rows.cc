@@ -26,7 +26,7 @@ void clear_inbox(BenchRank& r, uint64_t bytes) {
   r.shared.meeting.meet();
 }
 
-/// Of the rank's own values into the inboxes.
+/// Pushes the rank's own values into the inboxes.
 void push(BenchRank& r, cp::Push what) {
   what.offset = r.inbox.offset;
   what.src = r.source;

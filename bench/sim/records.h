@@ -38,7 +38,7 @@ Problem problem_of(const Measured& m);
 /// dense operators, are left out. A third of the shapes, chosen by their digest, is held out.
 base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files);
 
-/// Of replayed graphs without the host's time. Of a tile that the planner would not take the simulator alone.
+/// Predicts replayed graphs without the host's time, a tile that the planner would not take by the simulator alone.
 void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls);
 
 /// Median, p90 and largest |error|, Kendall's tau of the order of schedules of one case; for a part of the list.

@@ -11,7 +11,7 @@
 namespace overlace::bench {
 namespace {
 
-/// Of this thread: others may want the cores too.
+/// Processor time of this process: others may want the cores too.
 double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 /// Pops an event and pushes one at a random later time, with `pending` events there all the while; M events/s.

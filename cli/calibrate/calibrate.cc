@@ -35,7 +35,7 @@ constexpr double kMostMinutes = 60, kCpuMinutes = 1, kGpuMinutes = 3;
 constexpr double kCpuBurstUs = 2000, kGpuBurstUs = 25000;
 constexpr int kMostIterations = 10000;
 constexpr double kGpuResidual = 0.05, kCpuResidual = 0.2;
-// Of the time.
+// Shares of the time.
 constexpr double kBasicShare = 0.5, kContentionShare = 0.1, kDutyShare = 0.08, kOperatorShare = 0.3;
 constexpr double kProductShare = 0.1;  // GPUs: of the basic ones
 

@@ -57,7 +57,7 @@ const Point* lead_of(const std::vector<Point>& points, const Point& p) {
   return found == points.end() ? nullptr : &*found;
 }
 
-/// As bursts are timed: GPUs are queued ahead of, CPU ranks are not. Where ranks do different things, the last of some
+/// Timed as bursts are: GPUs are queued ahead of, CPU ranks are not. Where ranks do different things, the last of some
 /// calls would have nothing beside it.
 std::optional<double> simulated_us(const Machine& machine, const Point& p) {
   const auto found = sim::try_simulate(p.schedule, machine, {.calls = machine.is_gpu && p.copies == 0 ? kCalls : 1});
@@ -158,7 +158,7 @@ class Fitter {
   struct Sweep {
     std::vector<double> bytes, us;
   };
-  /// Of points that are not held out.
+  /// Bytes and times of points that are not held out.
   Sweep sweep(Probe probe) const {
     Sweep out;
     for (const Point& p : points_) {
@@ -462,7 +462,7 @@ class Fitter {
   double largest_sum_ = 0;  // GB/s read and written by it: it is in no cache
 };
 
-/// Of stores, what the fitted curve says.
+/// The time of stores, as the fitted curve says.
 std::optional<double> store_us(const Machine& m, const Point& p) {
   if (p.probe != Probe::store && p.probe != Probe::tma) return std::nullopt;
   const spec::Curve& curve = p.probe == Probe::store ? m.transport.store_GBps : m.transport.tma_GBps;
@@ -475,7 +475,7 @@ spec::ModelError error_of(const std::vector<double>& errors) {
   return {rounded(base::median(errors)), rounded(base::percentile(errors, 90))};
 }
 
-/// Of whole operators, by operator and family: of the simulator and of the recurrence.
+/// Adds errors of whole operators, by operator and family: of the simulator and of the recurrence.
 void add_errors(const std::vector<Point>& points, Fit* fit) {
   using Errors = std::map<std::pair<std::string, std::string>, std::vector<double>>;
   Errors simulated, recurrent;
@@ -550,7 +550,7 @@ Machine as_priors(Machine machine) {
   prior(g.start_us, g.sustained_TFLOPs, g.stream_GBps, g.sm_stream_GBps, g.unaligned_rows, g.empty_rows);
   auto& c = machine.copy;
   prior(c.pair_us, c.local_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us,
-        c.out_of_step);
+        c.out_of_step, c.most_grouped);
   auto& s = machine.few_rows;
   prior(s.gather_start_us, s.gather_sm_GBps, s.sum_start_us, s.sum_sm_GBps);
   prior(machine.transport.store_GBps, machine.transport.tma_GBps);

@@ -105,9 +105,9 @@ base::Result<Fit> fit_points(const std::vector<Point>& points, const spec::Machi
 /// All sources of a machine set to `prior`.
 spec::Machine as_priors(spec::Machine machine);
 
-/// Of the residuals, the first probe whose held-out median is above `most` (0.05: five percent); of probes that hold
-/// none out the fitted one, above `most` and 30 %: they have a point or two each, and share numbers with others. Twice
-/// the spread of a probe is allowed in any case, up to 20 %: nothing can be predicted better than it is known.
+/// Refuses the first probe whose held-out median is above `most` (0.05: five percent); of probes that hold none out the
+/// fitted one, above `most` and 30 %: they have a point or two each, and share numbers with others. Twice the spread of
+/// a probe is allowed in any case, up to 20 %: nothing can be predicted better than it is known.
 base::Status check_residuals(const std::vector<Residual>& residuals, double most);
 
 }  // namespace overlace::cli

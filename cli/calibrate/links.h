@@ -13,7 +13,7 @@ struct RankLinks {
   bool operator==(const RankLinks&) const = default;
 };
 
-/// Of texts like "00000000:18:00.0 switch switch 00000000:2a:00.0 ?": the rank's own bus id, then an active link a
+/// Reads texts like "00000000:18:00.0 switch switch 00000000:2a:00.0 ?": the rank's own bus id, then an active link a
 /// word: to a switch, to whom a bus id belongs, or to who knows what. Letters in lower case. An empty text: no links.
 std::vector<RankLinks> links_of(const std::vector<std::string>& texts);
 

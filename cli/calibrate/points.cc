@@ -75,7 +75,7 @@ Point point(const PointOptions& o, Probe probe, int count, spec::Schedule schedu
   return out;
 }
 
-/// Of work that all ranks do.
+/// Makes `p` a point of work that all ranks do.
 Point together(const PointOptions& o, Point p) {
   if (o.is_gpu || o.ranks < 2) return p;
   add_barrier(&p.schedule);

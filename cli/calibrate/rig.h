@@ -44,7 +44,7 @@ class Rig final : public tuning::Crew {
   base::Result<double> queue_us(const spec::Schedule& schedule);
   /// Between the first and the last rank that leaves a barrier.
   base::Result<double> skew_us();
-  /// Of schedules that no longer live.
+  /// Drops bindings of schedules that no longer live.
   void forget() { bindings_.clear(); }
   void close();
 

@@ -26,7 +26,7 @@ struct Place {
   bool takes_files = true;  // not where a subcommand or a choice must stand
 };
 
-/// Of an argument whose type is {bash,zsh,fish}.
+/// Choices of an argument whose type is {bash,zsh,fish}.
 std::vector<std::string> choices_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (type.size() < 2 || type.front() != '{' || type.back() != '}') return {};

@@ -18,7 +18,7 @@ struct DoctorOptions {
 /// "environment", "unknown", "link_tests", "problems"}. Throws nothing: what fails is a problem, and "ok" is false.
 base::Json doctor(const DoctorOptions& options = {});
 
-/// The same for people, ending with a newline.
+/// The report for people, ending with a newline.
 std::string doctor_text(const base::Json& report);
 
 }  // namespace overlace::cli

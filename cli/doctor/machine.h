@@ -38,9 +38,9 @@ MemoryFacts memory_facts();
 std::string driver_version();
 /// From the driver; empty without one.
 std::vector<GpuFacts> gpu_facts();
-/// Of a team of so many ranks, one on each of the first GPUs: spec::capability_of_team.
+/// Capability of a team of so many ranks, one on each of the first GPUs: spec::capability_of_team.
 int capability_of_ranks(const std::vector<GpuFacts>& gpus, int ranks);
-/// As spec::capability_text; of 0: "compute capability not known".
+/// The text of spec::capability_text; of 0: "compute capability not known".
 std::string capability_text(int compute_capability);
 std::vector<LibraryFacts> library_facts();
 

@@ -107,6 +107,7 @@ Json tuned_json(const gnn::Tuned& t, int64_t epochs) {
                       {"segment_batches", p.options.order.segment_batches},
                       {"policy", gnn::name_of(p.options.policy)},
                       {"depth", p.options.depth},
+                      {"page_bytes", p.options.disk.page_bytes},
                       {"gpu_rows", std::ssize(p.plan.start.gpu)},
                       {"cpu_rows", std::ssize(p.plan.start.cpu)},
                       {"bytes_read", t.bytes_read / epochs},

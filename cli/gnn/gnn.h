@@ -46,7 +46,7 @@ struct GnnSampleWords {
   int threads = 0;
 };
 
-/// Of `plan` and `pack`.
+/// Words of `plan` and `pack`.
 struct GnnPackWords {
   std::string artefact, dataset;  // dataset: empty, where the artefact was sampled from
   std::string gpu_cache = "0", cpu_cache = "0", disk = "0", memory = "1GiB", json;

@@ -28,6 +28,8 @@ bench:
   --from TEXT Measure nothing: show and compare these records
   --compare TEXT Name what became slower since these
   --agree TEXT Whether serial/limit agrees with these
+  --against TEXT Ratio to these times case by case; status 1 beyond --worst
+  --worst FLOAT Largest ratio that --against takes (default 1.01)
   --html TEXT Write one self-contained page
   --timeout-s FLOAT Deadline of each program (default 3600)
   --git TEXT Commit that the records name (default: that of the checkout)
@@ -43,6 +45,7 @@ gnn train:
   --dropout FLOAT Share of inputs that a layer drops (default 0.0)
   --seed INT Seed of weights and of the sequence of batches (default 0)
   --packs TEXT Order of the packs (default: that of the first of train)
+  --device TEXT cuda: the GPU of this process (default cpu)
   --memory TEXT Limit of each loader
   --pace TEXT Bytes per second of a slower disk that is played, such as 200MiB
   --json TEXT Write the result as JSON to this file; - is stdout

@@ -63,8 +63,7 @@ void judge_choices(double gap, double baseline_error, DType dtype, Verdict* verd
   if (!verdict->ok || gap <= limit) return;
   verdict->ok = false;
   verdict->why_not = base::format(
-      "a token's choice of experts misses the largest logits by {:.3g}, more than rounding explains ({:.3g})", gap,
-      limit);
+      "a token's choice of experts misses the best one by {:.3g}, more than rounding explains ({:.3g})", gap, limit);
 }
 
 }  // namespace overlace::cli

@@ -10,7 +10,7 @@ namespace overlace::cli {
 /// Returns the exit status.
 int launch_ranks(const RunPlan& plan);
 
-/// The same in as many groups as hosts are emulated; they find out where they are and say themselves what failed. CPU
+/// Starts as many groups as hosts are emulated; they find out where they are and say themselves what failed. CPU
 /// ranks are started by mpirun: then it does not return where that can be started.
 int launch_hosts(const RunPlan& plan);
 

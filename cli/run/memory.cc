@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "overlace/error.h"
 #include "src/base/file.h"
@@ -58,16 +59,24 @@ Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
   return always + chosen;
 }
 
+constexpr double kSlots = 2;
+
+/// Where layers lie; nothing where all fit.
+std::optional<model::Placement> placement_of(const RunPlan& plan) {
+  if (plan.problem.device_bytes == 0) return std::nullopt;
+  const auto shard = model::make_shard(plan.config, plan.problem, 0, plan.ranks);
+  const auto placement = shard.ok() ? model::place_layers(plan.config, plan.problem, *shard) : shard.status();
+  if (!placement.ok() || placement->streamed() == 0) return std::nullopt;
+  return *placement;
+}
+
 /// Layers of weights that a rank of CPU memory holds, its slots counted as layers.
 double layers_in_memory(const RunPlan& plan) {
   const auto layers = static_cast<double>(plan.problem.layers);
-  if (plan.problem.device_bytes == 0) return layers;
-  const auto shard = model::make_shard(plan.config, plan.problem, 0, plan.ranks);
-  const auto placement = shard.ok() ? model::place_layers(plan.config, plan.problem, *shard) : shard.status();
-  if (!placement.ok() || placement->streamed() == 0) return layers;
-  const double slots = 2;
+  const auto placement = placement_of(plan);
+  if (!placement) return layers;
   // From disk there is a ring of what the files hold under the one of slots.
-  return plan.problem.from_disk ? layers - static_cast<double>(placement->streamed()) + 2 * slots : layers + slots;
+  return plan.problem.from_disk ? layers - static_cast<double>(placement->streamed()) + 2 * kSlots : layers + kSlots;
 }
 
 }  // namespace
@@ -122,11 +131,26 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
          real(static_cast<int64_t>(heap)) * here;
 }
 
-base::Status check_memory(const RunPlan& plan, double available) {
+double streamed_host_bytes(const RunPlan& plan) {
+  const auto placement = placement_of(plan);
+  if (!placement) return 0;
+  // From disk: a ring of what the files hold, and pinned slots that copies come from.
+  const double layers = plan.problem.from_disk ? 2 * kSlots : static_cast<double>(placement->streamed());
+  return layers * static_cast<double>(placement->layer_bytes) * plan.ranks_here();
+}
+
+base::Status check_memory(const RunPlan& plan, const HostMemory& host) {
   const auto heap = heap_bytes(plan);
   if (!heap.ok()) return heap.status();
-  if (plan.backend != Backend::cpu) return {};  // devices refuse on their own, with their numbers
-  const double needed = host_bytes(plan, *heap);
+  if (plan.backend != Backend::cpu) {  // devices refuse on their own, with their numbers
+    const double streamed = streamed_host_bytes(plan);
+    if (streamed <= host.limit) return {};
+    return base::error(Errc::out_of_memory,
+                       "layers that stream to {} ranks take {:.1f} GiB of host memory, the control group allows {:.1f} "
+                       "GiB; wanted a larger --device-memory, fewer --layers or --weights disk",
+                       plan.ranks_here(), streamed / kGiB, host.limit / kGiB);
+  }
+  const double needed = host_bytes(plan, *heap), available = std::min(host.physical, host.limit);
   if (needed <= available) return {};
   return base::error(Errc::out_of_memory,
                      "{} with {} layers, {} tokens, {} ranks takes about {:.1f} GiB, this host has {:.1f} GiB; wanted "
@@ -135,13 +159,14 @@ base::Status check_memory(const RunPlan& plan, double available) {
                      available / kGiB);
 }
 
-double available_bytes() {
-  const double physical = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+HostMemory host_memory() {
+  HostMemory out;
+  out.physical = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   const auto limit = base::read_file("/sys/fs/cgroup/memory.max");
   int64_t bytes = 0;
   if (limit.ok() && std::from_chars(limit->data(), limit->data() + limit->size(), bytes).ec == std::errc() && bytes > 0)
-    return std::min(physical, static_cast<double>(bytes));
-  return physical;
+    out.limit = static_cast<double>(bytes);
+  return out;
 }
 
 }  // namespace overlace::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "cli/run/plan.h"
 #include "src/base/status.h"
@@ -16,10 +17,18 @@ base::Result<uint64_t> heap_bytes(const RunPlan& plan);
 /// one of the hosts holds.
 double host_bytes(const RunPlan& plan, uint64_t heap_bytes);
 
-/// out_of_memory with both numbers where CPU ranks need more than `available` bytes.
-base::Status check_memory(const RunPlan& plan, double available);
+/// Pinned memory of this host that GPU ranks stream layers from or through; 0 where all layers fit.
+double streamed_host_bytes(const RunPlan& plan);
 
-/// Physical memory of this host, or less where the cgroup allows less.
-double available_bytes();
+/// Bytes of this host.
+struct HostMemory {
+  double physical = 0;  // a virtual machine that grows with use has less than it may have
+  double limit = std::numeric_limits<double>::infinity();  // of the control group
+};
+HostMemory host_memory();
+
+/// out_of_memory with both numbers: where CPU ranks need more than there is or the control group allows, or GPU ranks
+/// stream from more than it allows. What they stream from is pinned, so that the driver refuses what there is not.
+base::Status check_memory(const RunPlan& plan, const HostMemory& host);
 
 }  // namespace overlace::cli

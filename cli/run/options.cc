@@ -16,10 +16,13 @@ CLI::App* add_run_options(CLI::App& app, RunOptions* o) {
   CLI::App* run = app.add_subcommand("run", "Run decoder layers over several ranks with their communication hidden");
   run->footer("`overlace run -n N -- PROGRAM ...` starts any program on N ranks instead.");
   run->add_option("-n,--ranks", o->ranks, "Ranks (default: the GPUs, else 2 CPU ranks)");
-  run->add_option("--config", o->config, "Shipped model or config.json (default: tiny, on GPUs Llama-3.1-8B)");
+  run->add_option("--config", o->config,
+                  "Shipped model or config.json (default: tiny, on GPUs Llama-3.1-8B, with --part moe tiny-moe)");
   run->add_option("--checkpoint", o->checkpoint,
                   "Directory with safetensors and config.json (default: seeded weights)");
   run->add_option("--layers", o->layers, "Decoder layers (default: all; 1 of a large shipped model)");
+  run->add_option("--part", o->part, "What of a layer runs: all, or moe: router and experts alone")
+      ->capture_default_str();
   run->add_option("--tokens", o->tokens, "Tokens of the whole team");
   run->add_option("--sequence-length", o->sequence_length, "Tokens of a sequence; attention stays within");
   run->add_option("--dtype", o->dtype, "fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
@@ -36,7 +39,7 @@ CLI::App* add_run_options(CLI::App& app, RunOptions* o) {
   run->add_option("--emulate-hosts", o->emulate_hosts,
                   "Ranks claim to be on so many hosts (CPU ranks: needs MPI; GPUs: NCCL)");
   run->add_option("--device-memory", o->device_memory,
-                  "Memory of a rank for weights and activations; layers that do not fit stream (8GiB; CPU ranks)");
+                  "Memory of a rank for weights and activations; layers that do not fit stream (8GiB)");
   run->add_option("--weights", o->weights,
                   "Where layers stream from: host, or disk, which are the files of --checkpoint (default: host)");
   run->add_option("--micro-batch", o->micro_batch, "Tokens that walk through a layer together (default: all)");

@@ -11,7 +11,7 @@ namespace overlace::cli {
 struct RunOptions {
   std::optional<int64_t> ranks, layers, tokens, sequence_length, repeat, emulate_hosts, micro_batch;
   std::optional<std::string> config, checkpoint, dtype, link, device_memory, weights;
-  std::string schedule = "auto", backend = "auto";
+  std::string schedule = "auto", backend = "auto", part = "all";
   uint64_t seed = 0;
   std::string input, output, json, trace, report;  // files; empty: not asked for
   bool quiet = false, threads = false;

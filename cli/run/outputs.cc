@@ -41,7 +41,8 @@ Report make_report(const RunOutputs& outputs) {
   report.dtype = dtype_name(r.dtype);
   report.emulated = r.is_emulated();
   if (r.is_emulated()) report.emulation = "link " + r.link;
-  report.run = {{"layers", base::format("{}", r.layers)},
+  report.run = {{"part of a layer", r.part},
+                {"layers", base::format("{}", r.layers)},
                 {"tokens", base::format("{}", r.tokens)},
                 {"sequence length", base::format("{}", r.sequence_length)},
                 {"seed", base::format("{}", r.seed)},

@@ -123,11 +123,6 @@ Status choose_memory(const RunOptions& o, RunPlan* plan) {
     return base::invalid_argument(
         "--weights is {} without --device-memory, wanted both: without a limit nothing streams", *o.weights);
   if (!o.device_memory) return {};
-  if (plan->backend != Backend::cpu)
-    return base::error(Errc::not_supported,
-                       "--device-memory is {}, but layers stream on CPU ranks only, wanted "
-                       "--backend cpu",
-                       *o.device_memory);
   p.from_disk = o.weights == "disk";
   if (p.from_disk && p.checkpoint.empty())
     return base::invalid_argument("--weights is disk, but there is no --checkpoint, wanted one or --weights host");
@@ -153,7 +148,7 @@ bool asks_for_hosts(std::string_view schedule) {
   });
 }
 
-/// Of several hosts that schedules make no use of, such a schedule asks too much.
+/// Refuses a schedule over several hosts where these are such that schedules make no use of them.
 Status check_hosts(const RunOptions& o, const RunPlan& plan) {
   if (plan.placement.is_regular || !asks_for_hosts(o.schedule)) return {};
   return base::invalid_argument(
@@ -183,13 +178,22 @@ Result<DType> choose_dtype(const RunOptions& o, Backend backend) {
   return dtype;
 }
 
+Result<model::Part> choose_part(const RunOptions& o) {
+  if (o.part == "all") return model::Part::all;
+  if (o.part == "moe") return model::Part::moe;
+  return base::invalid_argument("--part is {}, wanted all or moe", o.part);
+}
+
 Status choose_model(const RunOptions& o, RunPlan* plan) {
   const bool on_gpus = plan->backend == Backend::cuda_peer;
-  const std::string name = o.config       ? *o.config
-                           : o.checkpoint ? *o.checkpoint + "/config.json"
-                           : on_gpus      ? "Llama-3.1-8B"
-                                          : "tiny";
-  auto config = model::load_config(name);
+  const auto part = choose_part(o);
+  if (!part.ok()) return part.status();
+  const std::string name = o.config                    ? *o.config
+                           : o.checkpoint              ? *o.checkpoint + "/config.json"
+                           : *part == model::Part::moe ? "tiny-moe"
+                           : on_gpus                   ? "Llama-3.1-8B"
+                                                       : "tiny";
+  auto config = model::load_config(name, *part);
   if (!config.ok()) return config.status();
   plan->config = std::move(*config);
   model::Problem& p = plan->problem;
@@ -198,7 +202,8 @@ Status choose_model(const RunOptions& o, RunPlan* plan) {
   const bool is_large = std::find(shipped.begin(), shipped.end(), name) != shipped.end() && !name.starts_with("tiny");
   p.layers = o.layers ? *o.layers : is_large ? 1 : plan->config.layers;
   if (o.checkpoint && p.layers > plan->config.layers)
-    return base::invalid_argument("--layers is {}, but {} has {}", p.layers, *o.checkpoint, plan->config.layers);
+    return base::invalid_argument("--layers is {}, but {} has {}{}", p.layers, *o.checkpoint, plan->config.layers,
+                                  *part == model::Part::moe ? " with experts" : "");
   if (on_gpus && plan->config.expert_layers(p.layers) > 0)
     return base::error(Errc::not_supported, "--config is {}, whose experts run on CPU ranks only, wanted --backend cpu",
                        name);

@@ -60,6 +60,7 @@ class RankRun {
   /// What `auto` chooses by; where no machine file says anything of these ranks, by what is measured now.
   Result<Context> open_context();
   Status choose();
+  Status choose_schedules();
   Status check();
   Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
   Result<std::vector<int32_t>> whole_choices();
@@ -127,6 +128,7 @@ Status RankRun::open() {
   result_.ranks = team_.size();
   result_.hosts = plan_.placement.hosts;
   result_.model = plan_.config.name;
+  result_.part = options_.part;
   result_.layers = plan_.problem.layers;
   result_.tokens = plan_.problem.tokens;
   result_.sequence_length = plan_.problem.sequence_length;
@@ -194,6 +196,12 @@ Result<Context> RankRun::open_context() {
 }
 
 Status RankRun::choose() {
+  if (!plan_.sites.empty()) OVERLACE_TRY(choose_schedules());
+  if (has_experts_site(plan_)) result_.sites.push_back(experts_site());
+  return {};
+}
+
+Status RankRun::choose_schedules() {
   const Result<Context> context = open_context();
   if (!context.ok()) return context.status();
   for (const model::Site& site : plan_.sites) {
@@ -217,7 +225,6 @@ Status RankRun::choose() {
     result.chosen = schedule_name(chosen_[site.name]);
     result_.sites.push_back(std::move(result));
   }
-  if (has_experts_site(plan_)) result_.sites.push_back(experts_site());
   return {};
 }
 
@@ -226,7 +233,7 @@ SiteResult RankRun::experts_site() const {
   const model::Experts& experts = plan_.config.experts;
   SiteResult out;
   out.name = out.op.op = "moe";
-  out.op.m = plan_.sites.front().op.m;
+  out.op.m = model::micro_batches(plan_.problem, team_.rank(), team_.size()).front().tokens;
   out.op.n = experts.intermediate;
   out.op.k = plan_.config.hidden;
   out.layers = plan_.config.expert_layers(plan_.problem.layers);
@@ -342,7 +349,7 @@ Status RankRun::check() {
     gap = std::max(gap, other.gap);
   }
   if (is_first()) {
-    int64_t depth = 0;
+    int64_t depth = plan_.config.hidden;
     for (const model::Site& site : plan_.sites)
       depth = std::max(depth, spec::gathers(site.op.op) ? site.op.k : site.op.k * site.op.ranks);
     result_.error = relative_error(output_, *oracle);
@@ -415,15 +422,18 @@ Status RankRun::time_layers() {
   options.seed = plan_.problem.seed + 1;
   SiteSchedules without_dependence;
   for (const model::Site& site : plan_.sites) without_dependence[site.name] = make(site, spec::Purpose::limit);
+  std::vector<tuning::Competitor> ways = {
+      {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }}};
+  if (!plan_.sites.empty()) {  // else all are the same work
+    ways.push_back({"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }});
+    ways.push_back({"limit", [&](int iterations) { return stack_->run_layers(without_dependence, iterations); }});
+  }
   const auto timings = tuning::measure(
-      {{"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }},
-       {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }},
-       {"limit", [&](int iterations) { return stack_->run_layers(without_dependence, iterations); }}},
-      *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
+      ways, *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
   if (!timings.ok()) return timings.status();
-  result_.total_serial_us = timings->at(0).median_us;
-  result_.total_overlapped_us = timings->at(1).median_us;
-  result_.stack_limit_us = std::min(timings->at(2).median_us, result_.total_serial_us);
+  result_.total_overlapped_us = timings->front().median_us;
+  result_.total_serial_us = timings->at(plan_.sites.empty() ? 0 : 1).median_us;
+  result_.stack_limit_us = std::min(timings->back().median_us, result_.total_serial_us);
   return {};
 }
 
@@ -431,8 +441,10 @@ Status RankRun::time_layers() {
 Status RankRun::time_weights() {
   if (plan_.problem.device_bytes == 0) return {};
   OVERLACE_TRY(stack_->run_layers(chosen_, 1));
+  OVERLACE_TRY(stack_->synchronize());
   const model::WeightStats before = stack_->weight_stats();
   OVERLACE_TRY(stack_->run_layers(chosen_, plan_.repetitions));
+  OVERLACE_TRY(stack_->synchronize());
   const model::WeightStats after = stack_->weight_stats();
   const auto us_a_pass = [&](double model::WeightStats::*seconds) {
     return (after.*seconds - before.*seconds) * 1e6 / static_cast<double>(after.passes - before.passes);
@@ -477,15 +489,19 @@ Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const ch
   base::Trace mine;
   exec::set_trace(*channel_, &mine);
   Status status = crew_->synchronize();
+  if (status.ok()) status = stack_->take_transfers().status();
   if (status.ok()) status = crew_->barrier();
-  stack_->take_transfers();
   if (status.ok()) status = stack_->run_layers(schedules, 1);
   if (status.ok()) status = crew_->synchronize();
   if (status.ok()) {
     auto recorded = exec::collect_trace(*channel_);
     status = recorded.ok() ? Status() : recorded.status();
     if (status.ok()) mine.merge(std::move(*recorded));
-    for (base::Span& span : stack_->take_transfers()) {
+  }
+  if (status.ok()) {
+    auto transfers = stack_->take_transfers();
+    status = transfers.status();
+    for (base::Span& span : transfers.ok() ? *transfers : std::vector<base::Span>()) {
       span.rank = team_.rank();
       mine.spans.push_back(std::move(span));
     }

@@ -155,6 +155,7 @@ Json to_json(const RunResult& r) {
   out.set("why_not", r.why_not);
   out.set("link", r.link);
   out.set("hosts", r.hosts);
+  out.set("part", r.part);
   out.set("layers", r.layers);
   out.set("tokens", r.tokens);
   out.set("sequence_length", r.sequence_length);
@@ -170,8 +171,9 @@ Json to_json(const RunResult& r) {
 
 std::string to_table(const RunResult& r) {
   const std::string together = r.micro_batch > 0 ? base::format(", micro-batches of {}", r.micro_batch) : "";
-  std::string out = base::format("{}  {} layer{}, {} tokens in sequences of {}{}, {}\n", r.model, r.layers,
-                                 r.layers == 1 ? "" : "s", r.tokens, r.sequence_length, together, dtype_name(r.dtype));
+  std::string out = base::format("{}  {}{} layer{}, {} tokens in sequences of {}{}, {}\n", r.model,
+                                 r.part == "moe" ? "router and experts of " : "", r.layers, r.layers == 1 ? "" : "s",
+                                 r.tokens, r.sequence_length, together, dtype_name(r.dtype));
   const std::string hosts = r.hosts > 1 ? base::format(" on {} hosts", r.hosts) : "";
   out += base::format("{} rank{}{}, backend {}, GEMM by {}\n", r.ranks, r.ranks == 1 ? "" : "s", hosts, r.backend,
                       r.provider);

@@ -58,7 +58,7 @@ struct RunResult {
   std::string version, backend, provider;  // provider: what multiplies matrices
   std::string link;                        // "200MB/s,20us" where it is emulated, else empty
   int ranks = 1, hosts = 1;
-  std::string model;
+  std::string model, part = "all";                                       // part: what of a layer ran, "all" or "moe"
   int64_t layers = 0, tokens = 0, sequence_length = 0, micro_batch = 0;  // micro_batch 0: all tokens
   std::optional<WeightsResult> weights;                                  // with a limit of device memory
   DType dtype = DType::fp32;
@@ -77,7 +77,7 @@ struct RunResult {
   bool is_emulated() const { return !link.empty(); }
   /// Serial time less what the sites could hide if each reached the limit that it has alone. No limit of all layers.
   double sites_limit_us() const;
-  /// Of all sites together, weighted by what each could hide.
+  /// The hidden share of all sites together, weighted by what each could hide.
   std::optional<double> total_hidden() const;
 };
 

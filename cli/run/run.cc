@@ -86,7 +86,7 @@ int run(const RunOptions& given) {
     return status.ok() ? run_started(options, env, around) : exit_of(status);
   }
   const auto plan = make_plan(options, env, around);
-  const Status status = plan.ok() ? check_memory(*plan, available_bytes()) : plan.status();
+  const Status status = plan.ok() ? check_memory(*plan, host_memory()) : plan.status();
   if (!status.ok()) return exit_of(status);
   if (options.threads || plan->ranks == 1) return run_as_threads(options, *plan);
   return plan->hosts > 1 ? launch_hosts(*plan) : launch_ranks(*plan);

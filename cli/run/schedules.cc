@@ -123,6 +123,9 @@ Status read_file(const std::string& path, const RunPlan& plan, ScheduleRequest* 
 Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan& plan) {
   ScheduleRequest out;
   if (text == spec::kAuto) return out;
+  if (plan.sites.empty())
+    return base::invalid_argument("--schedule is {}, but nothing that --part moe runs takes one, wanted {}", text,
+                                  spec::kAuto);
   out.reason = "asked for: --schedule " + text;
   if (text.ends_with(".json")) {
     OVERLACE_TRY(read_file(text, plan, &out));

@@ -69,7 +69,7 @@ int exit_together(Bootstrap& bootstrap, const std::vector<RankFailure>& failures
 
 Result<RunPlan> plan_here(const RunOptions& options, const base::Env& env, const Surroundings& around) {
   auto plan = make_plan(options, env, around);
-  if (plan.ok()) OVERLACE_TRY(check_memory(*plan, available_bytes()));
+  if (plan.ok()) OVERLACE_TRY(check_memory(*plan, host_memory()));
   return plan;
 }
 

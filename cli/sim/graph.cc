@@ -5,6 +5,7 @@
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "cli/trace/trace.h"
+#include "cli/word_list.h"
 #include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/study/workload/dlrm.h"
@@ -80,13 +81,36 @@ Json transformer_json(const study::Network& network, std::string_view way, const
   return one;
 }
 
-std::vector<int64_t> counts_of(const MoeWords& words, const study::Network& network) {
+/// What the options say of the choices and places of experts.
+study::MoeRun moe_run_of(const MoeWords& words, const study::Network& network) {
+  study::MoeRun run = words.run;
+  const int group = study::moe_group(run, network).value();
+  study::check_moe_sizes(words.model, run, group).or_throw();
+  if (!words.expert_begin.empty()) run.begin = numbers_of("--expert-begin", words.expert_begin, words.model.experts, 0);
+  if (words.counts.empty()) return run;
   base::Result<std::string> text = base::read_file(words.counts);
   text.status().or_throw();
   base::Result<Json> json = Json::parse(*text, words.counts);
   json.status().or_throw();
-  const int group = words.run.group == 0 ? network.ranks : words.run.group;
-  return study::moe_counts_from_json(*json, group, words.model.experts, words.counts).value();
+  if (!run.begin.empty() && json->find("expert_begin") != nullptr)
+    throw_error(Errc::invalid_argument,
+                base::format("--expert-begin is {} and {} has expert_begin, wanted at most one of them",
+                             words.expert_begin, words.counts));
+  study::read_moe_counts(*json, group, words.model.experts, words.counts, &run).or_throw();
+  return run;
+}
+
+Json moe_json(const study::Network& network, std::string_view way, const study::MoeRun& run,
+              const study::MoeTime& time) {
+  Json one = Json::object();
+  one.set("network", network.name).set("gpus", network.ranks).set("transfers", way);
+  one.set("layer_us", time.layer_us).set("bound_us", time.bound_us).set("serial_us", time.serial_us);
+  one.set("compute_us", time.compute_us).set("shared_us", time.shared_us);
+  one.set("dispatch_us", time.dispatch_us).set("combine_us", time.combine_us);
+  one.set("exposed_us", time.exposed_us()).set("imbalance", time.imbalance);
+  one.set("row_per_copy", run.is_row_per_copy).set("sent_bytes", time.sent_bytes).set("copy_bytes", time.copy_bytes);
+  one.set("algorithm", time.algorithm);
+  return one;
 }
 
 std::vector<study::OuterRule> rules_of(const std::string& name) {
@@ -164,35 +188,34 @@ int sim_graph_moe(const MoeWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   if (words.chunks < 2)
     throw_error(Errc::invalid_argument, base::format("--chunks is {}, wanted at least 2", words.chunks));
-  std::string text = base::format("{:<35} {:<11} {:>9} {:>9} {:>10} {:>11} {:>10} {:>9} {:>9} {:>7} {:<6}\n", "network",
-                                  "transfers", "layer us", "bound us", "compute us", "dispatch us", "combine us",
-                                  "exposed", "imbalance", "gain", "way");
+  std::string text =
+      base::format("{:<35} {:<11} {:>9} {:>9} {:>10} {:>11} {:>10} {:>9} {:>9} {:>8} {:>9} {:>7} {:<6}\n", "network",
+                   "transfers", "layer us", "bound us", "compute us", "dispatch us", "combine us", "exposed",
+                   "imbalance", "sent MB", "copies MB", "gain", "way");
   Json list = Json::array();
   for (const study::Network& network : networks_of(words.network)) {
     double whole_us = 0;
+    study::MoeRun run = moe_run_of(words, network);
     for (const char* way : {"whole", "overlapped", "free"}) {
-      study::MoeRun run = words.run;
       run.chunks = way == std::string("overlapped") ? words.chunks : 1;
       run.is_ideal = way == std::string("free");
-      if (!words.counts.empty()) run.counts = counts_of(words, network);
       Timeline timeline(words, way);
       const study::MoeTime time = study::moe_layer(words.model, run, machine, network, timeline.wanted()).value();
       timeline.write();
       if (whole_us == 0) whole_us = time.layer_us;
       text += base::format(
-          "{:<35} {:<11} {:>9.1f} {:>9.1f} {:>10.1f} {:>11.1f} {:>10.1f} {:>9.1f} {:>9.2f} {:>6.2f}x {:<6}\n",
+          "{:<35} {:<11} {:>9.1f} {:>9.1f} {:>10.1f} {:>11.1f} {:>10.1f} {:>9.1f} {:>9.2f} {:>8.1f} {:>9.1f} {:>6.2f}x "
+          "{:<6}\n",
           network.name, way, time.layer_us, time.bound_us, time.compute_us, time.dispatch_us, time.combine_us,
-          time.exposed_us(), time.imbalance, whole_us / time.layer_us, time.algorithm);
-      Json one = Json::object();
-      one.set("network", network.name).set("gpus", network.ranks).set("transfers", way);
-      one.set("layer_us", time.layer_us).set("bound_us", time.bound_us).set("serial_us", time.serial_us);
-      one.set("compute_us", time.compute_us).set("dispatch_us", time.dispatch_us).set("combine_us", time.combine_us);
-      one.set("exposed_us", time.exposed_us()).set("imbalance", time.imbalance).set("sent_bytes", time.sent_bytes);
-      one.set("algorithm", time.algorithm);
-      list.push_back(std::move(one));
+          time.exposed_us(), time.imbalance, time.sent_bytes * 1e-6, time.copy_bytes * 1e-6, whole_us / time.layer_us,
+          time.algorithm);
+      list.push_back(moe_json(network, way, run, time));
     }
   }
-  text += machine_line(machine) + "\n";
+  text += base::format(
+      "sent: by a rank to others in dispatch, mean, a row {}; copies: with a row for each expert of a token\n{}\n",
+      words.run.is_row_per_copy ? "for each expert of a token" : "to each rank that has an expert of a token",
+      machine_line(machine));
   write_result(with_schema("sim_graph_moe", std::move(list)), text, words.json).or_throw();
   return 0;
 }

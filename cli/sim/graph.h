@@ -30,7 +30,7 @@ struct MoeWords : GraphWords {
   study::MoeModel model;
   study::MoeRun run;
   int chunks = 4;
-  std::string counts;  // FILE.json
+  std::string counts, expert_begin;  // FILE.json; numbers between commas
 };
 struct Co2Words : GraphWords {
   study::Co2Run run;

@@ -5,6 +5,7 @@
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "cli/trace/trace.h"
+#include "src/base/ceil_div_pod.h"
 #include "src/base/format.h"
 #include "src/model/layer_stream.h"
 #include "src/model/sharding.h"
@@ -44,7 +45,7 @@ study::OffloadRun run_of(const PlannedOffload& planned, const OffloadGraphWords&
   run.host_us = 1e6 * real(plan.layer_bytes) / planned.rates.host_bytes_per_s;
   run.disk_us = 1e6 * real(plan.layer_bytes) * planned.ranks / planned.rates.disk_bytes_per_s;
   run.layer_bytes = plan.layer_bytes;
-  run.micro_batches = static_cast<int>((planned.problem.tokens + plan.micro_batch - 1) / plan.micro_batch);
+  run.micro_batches = static_cast<int>(base::ceil_div(planned.problem.tokens, plan.micro_batch));
   run.slots = run.disk_slots = words.slots;
   run.passes = words.passes;
   return run;

@@ -136,12 +136,18 @@ void add_moe(CLI::App& graphs, MoeWords* words) {
   add("--intermediate", &words->model.intermediate, "Width of an expert");
   add("--experts", &words->model.experts, "Experts of a group");
   add("--top-k", &words->model.top_k, "Experts of a token");
+  add("--shared-experts", &words->model.shared_experts, "Experts on every rank, for all of its tokens");
   graph->add_option("--zipf", words->run.zipf, "Popularity of experts ~ 1 / place^ZIPF; 0: all alike")
       ->capture_default_str();
   graph->add_option("--seed", words->run.seed, "Seed that chooses the popular experts")
       ->capture_default_str()
       ->check(number_error<uint64_t>);
-  graph->add_option("--counts", words->counts, R"(FILE.json with {"counts": [[tokens of rank for expert, ..], ..]})");
+  graph->add_option("--counts", words->counts,
+                    R"(FILE.json with {"counts": [[copies of rank for expert, ..], ..]}, "rows", "expert_begin")");
+  graph->add_option("--expert-begin", words->expert_begin,
+                    "First expert of each rank, and the end (default: floor(r E / R))");
+  graph->add_flag("--row-per-copy", words->run.is_row_per_copy,
+                  "A row for each expert of a token, where else one goes to each rank that has any");
 }
 
 void add_co2(CLI::App& graphs, Co2Words* words) {

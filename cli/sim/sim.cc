@@ -13,7 +13,7 @@
 #include "src/base/format.h"
 #include "src/base/json.h"
 #include "src/base/statistics.h"
-#include "src/ops/gemm_core/choose.h"
+#include "src/ops/fused/choose.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/sim/trace/trace.h"
 #include "src/spec/expand.h"
@@ -160,8 +160,8 @@ std::vector<FamilyRow> compare(const spec::OpSpec& op, const spec::Machine& mach
 
 base::Status check_runs_on(const spec::Machine& machine, const spec::Schedule& schedule) {
   if (!machine.is_gpu) return {};
-  OVERLACE_TRY(ops::gemm_core::check_capability(schedule, machine));
-  return ops::gemm_core::check_instance(schedule);
+  OVERLACE_TRY(ops::fused::check_capability(schedule, machine));
+  return ops::fused::check_instance(schedule);
 }
 
 int sim_compare(const SimWords& words) {

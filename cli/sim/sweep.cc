@@ -45,7 +45,7 @@ struct SweepRow {
   double us = 0, bound_us = 0, host_us = 0, library_us = 0;
 };
 
-/// Of the schedule of degree 1; empty where the family has none.
+/// The digest of the schedule of degree 1; empty where the family has none.
 std::string plain_digest(const spec::OpSpec& op, const std::string& family) {
   try {
     return spec::digest(spec::make_schedule(op, family, 1));

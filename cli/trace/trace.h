@@ -12,7 +12,7 @@ namespace overlace::cli {
 /// What `trace info` prints: title, ranks, duration, per lane spans, busy time, bytes and rates, and the time of each
 /// task, ending with a newline.
 std::string describe_trace(const base::Trace& trace);
-/// The same as data, schema overlace.trace_info/1.
+/// What `trace info` prints as data, schema overlace.trace_info/1.
 base::Json trace_json(const base::Trace& trace);
 
 /// Reads `path` in any of the formats, those of PyTorch's profiler and of Chakra too. NAME.et: that file, else the

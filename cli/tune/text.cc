@@ -11,7 +11,7 @@ namespace {
 
 using base::Json;
 
-/// Of all that was measured.
+/// The geometric mean of all gains that were measured.
 double mean_gain(const TuneResult& result) {
   double sum = 0;
   for (const Tuned& one : result.tuned) sum += std::log(one.gain());

@@ -1,5 +1,5 @@
-// An operator of your own, scale_ag: y = alpha x, gathered from all ranks. Peers fill an inbox of two buffers in turn,
-// so there is no barrier between calls: who sends waits for the credit of the call before the last.
+// An operator of your own, scaled_gather: y = alpha x, gathered from all ranks. Peers fill an inbox of two buffers in
+// turn, so there is no barrier between calls: who sends waits for the credit of the call before the last.
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -8,13 +8,13 @@
 #include "overlace/runtime.h"
 #include "overlace/signal.h"
 
-class ScaleAg {
+class ScaledGather {
  public:
-  ScaleAg(overlace::Channel& channel, size_t count)
+  ScaledGather(overlace::Channel& channel, size_t count)
       : channel_(channel),
         team_(channel.team()),
         count_(count),
-        inbox_(channel.inbox(count * sizeof(float) * static_cast<size_t>(team_.size()), 2, "scale_ag")) {}
+        inbox_(channel.inbox(count * sizeof(float) * static_cast<size_t>(team_.size()), 2, "scaled_gather")) {}
 
   /// y (size, count) <- alpha x (count) of every rank, in rank order.
   void run(const std::vector<float>& x, float alpha, std::vector<float>& y) {
@@ -58,14 +58,14 @@ int main() try {
   options.backend = overlace::Backend::cpu;
   overlace::Runtime runtime = overlace::Runtime::open(*bootstrap, options);
   overlace::Team& team = runtime.world();
-  ScaleAg scale_ag(team.channel(overlace::StreamRef::cpu()), kCount);
+  ScaledGather gather(team.channel(overlace::StreamRef::cpu()), kCount);
 
   const auto value = [](int rank, int call, size_t i) { return static_cast<float>(rank * 4096 + call * 64) + i % 61; };
   std::vector<float> x(kCount), y(kCount * static_cast<size_t>(team.size()));
   size_t wrong = 0;
   for (int call = 0; call < 100; ++call) {
     for (size_t i = 0; i < kCount; ++i) x[i] = value(team.rank(), call, i);
-    scale_ag.run(x, 2, y);
+    gather.run(x, 2, y);
     for (int rank = 0; rank < team.size(); ++rank)
       for (size_t i = 0; i < kCount; ++i)
         wrong += y[static_cast<size_t>(rank) * kCount + i] != 2 * value(rank, call, i) ? 1 : 0;

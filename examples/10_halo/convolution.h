@@ -14,12 +14,12 @@ struct Convolution {
   int out_rows() const { return (rows + stride - 1) / stride; }
   /// Rows of the result whose middle lies in a part of the input.
   Part results(Part in) const { return {(in.begin + stride - 1) / stride, (in.end + stride - 1) / stride}; }
-  /// Of the input, for rows of the result.
+  /// Rows of the input that rows of the result need.
   Part needs(Part out) const {
     if (out.size() == 0) return {};
     return common({out.begin * stride - reach(), (out.end - 1) * stride + reach() + 1}, {0, rows});
   }
-  /// Of the result's gradient, for rows of the input's.
+  /// Rows of the result's gradient that rows of the input's need.
   Part needs_back(Part in) const {
     if (in.size() == 0) return {};
     const int first = std::max(in.begin - reach(), 0);

@@ -58,7 +58,7 @@ class Halo {
     runtime_.world().barrier();
   }
 
-  /// Of the longest piece that any rank sends to another one.
+  /// Bytes of the longest piece that any rank sends to another one.
   static size_t longest(const std::vector<Part>& owned, const std::vector<Part>& needed, int floats) {
     int rows = 0;
     for (size_t from = 0; from < owned.size(); ++from)

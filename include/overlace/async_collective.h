@@ -33,10 +33,7 @@ struct Bucket {
 };
 
 /// Bytes of a bucket where it travels: 65/64 of a byte an element with a residual.
-inline size_t wire_bytes(const Bucket& bucket) {
-  if (bucket.residual == nullptr) return bucket.count * dtype_bytes(bucket.dtype);
-  return bucket.count + (bucket.count + kInt8Block - 1) / kInt8Block * sizeof(float);
-}
+size_t wire_bytes(const Bucket& bucket);
 
 /// An all-reduce under way. Numbers count from 1 in the order of launches.
 struct Ticket {
@@ -89,16 +86,39 @@ class AsyncCollective {
 };
 
 struct HostCollectiveOptions {
-  RuntimeOptions runtime;       // backend cpu; RuntimeOptions::link emulates a link
-  int64_t meet_timeout_ms = 0;  // longest that one rank may be behind another; 0: the runtime's deadline
+  RuntimeOptions runtime;                // backend cpu; RuntimeOptions::link emulates a link
+  int64_t meet_timeout_ms = 0;           // longest that one rank may be behind another; 0: the runtime's deadline
+  int device = -1;                       // buckets are memory of this GPU and streams are CUDA streams; -1: of the host
+  size_t slot_bytes = size_t{32} << 20;  // pinned memory through which a piece of a bucket goes, with a device
+  int slots = 4;                         // how many such pieces there is room for
 };
 
-/// Opens all-reduces of host memory. Collective. A worker thread opens, owns and alone uses a runtime of backend `cpu`
-/// over the ranks of `bootstrap`, which only that thread uses and which must outlive the returned object. Tickets
-/// complete in order. Throws what opening the runtime throws, and Unsupported for another backend or without an engine.
-/// The destructor is collective too, unless the object failed: it waits for the other ranks, with the runtime's
-/// deadline.
+/// Opens all-reduces that the host sums. Collective. A worker thread opens, owns and alone uses a runtime of backend
+/// `cpu` over the ranks of `bootstrap`, which only that thread uses and which must outlive the returned object. Tickets
+/// complete in order. With a device, copy engines bring buckets to pinned memory and back on streams of their own, and
+/// a stream waits for a word that is written once they are back, and also where a ticket fails; a wait of a stream
+/// has the runtime's deadline, from when the stream has come to it. Throws what opening the runtime throws, and
+/// Unsupported for another backend, without an engine, or with a device in a build without CUDA. The destructor is
+/// collective too, unless the object failed: it waits for the other ranks, with the runtime's deadline.
 std::unique_ptr<AsyncCollective> open_host_collective(Bootstrap& bootstrap, const HostCollectiveOptions& options);
+
+/// What may open all-reduces of memory of GPUs here: a build with CUDA, and NCCL in the process or on the machine.
+struct DeviceTransports {
+  bool host = false, nccl = false;
+};
+DeviceTransports device_transports();
+
+struct NcclCollectiveOptions {
+  int device = 0;          // CUDA ordinal; each rank has one for itself
+  int max_ctas = 2;        // that an all-reduce may hold until the slowest rank has come
+  int64_t timeout_ms = 0;  // deadline, from when the stream has come to an all-reduce; 0: as in RuntimeOptions
+};
+
+/// Opens all-reduces of memory of GPUs by NCCL, with a communicator and a stream of their own. Collective over the
+/// ranks of `bootstrap`, which must outlive the returned object. Throws what opening a runtime of backend `cuda_peer`
+/// with engine `nccl` throws: Unsupported without CUDA, without NCCL, or where two ranks share a GPU. The destructor is
+/// collective too, unless the object failed.
+std::unique_ptr<AsyncCollective> open_nccl_collective(Bootstrap& bootstrap, const NcclCollectiveOptions& options);
 
 struct Pace {
   double bytes_per_s = 0;  // rate for the bytes of a ring, 2 (n - 1) / n of a bucket; 0: no limit

@@ -24,7 +24,7 @@ extern "C" {
 
 /* The version grows when a function is added or a struct grows. Programs that were compiled for a smaller version
  * must be compiled again. */
-#define OVL_API_VERSION 9
+#define OVL_API_VERSION 11
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -62,8 +62,7 @@ enum ovl_code {
 int ovl_api_version(void);
 /* Returns the version of the library as text, such as "0.1.0", or "0.1.0.dev12+g9b9a7870d1f2" between releases. */
 const char* ovl_version(void);
-/* Returns the message of the last call of this thread that failed, or "" if none did. The text is valid until the
- * next call of this thread that fails. */
+/* Returns the message of this thread's last call that failed, or "". It is valid until its next call that fails. */
 const char* ovl_error_text(void);
 /* Returns the name of a code, such as "invalid_argument", or "unknown" if the value is no code. */
 const char* ovl_error_name(int code);
@@ -164,12 +163,13 @@ int ovl_team_size(ovl_team* team, int* size);
 int ovl_team_barrier(ovl_team* team);
 /* Gathers `bytes` bytes of host memory, at most 65536, from each rank of the team; `all` has room for size x bytes. */
 int ovl_team_exchange(ovl_team* team, const void* mine, size_t bytes, void* all);
-/* Opens a channel, which runs the calls of one team in their order. Collective: all ranks open their channels in the
- * same order. `stream` is a cudaStream_t on GPUs, and null on CPU ranks, where calls run on the calling thread.
- * `sm_budget` is the number of SMs that calls may fill; 0 allows all. */
+/* Opens a channel, which runs the calls of one team in their order. Collective, in one order on all ranks. `stream` is
+ * a cudaStream_t, or null on CPU ranks, whose calls run on their thread. Calls may fill `sm_budget` SMs; 0: all. */
 int ovl_channel_open(ovl_team* team, void* stream, int sm_budget, ovl_channel** channel);
 /* Queues later calls of the channel on another stream, behind the earlier calls. */
 int ovl_channel_use(ovl_channel* channel, void* stream);
+/* Limits SMs that fused kernels of later calls fill on this rank, 0: none. `before`, or null, gets the limit so far. */
+int ovl_channel_limit_sms(ovl_channel* channel, int sms, int* before);
 
 /* ---- memory: overlace/symmetric.h ---- */
 

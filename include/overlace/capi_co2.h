@@ -57,10 +57,16 @@ typedef struct ovl_co2_options {
    * 1, the groups that are left may compare ovl_co2_stats.rounds then, take the anchor of one that has most, close and
    * open anew among themselves. */
   int32_t whole_boundaries;
+  /* If 1, parameters are memory of the GPU `device` (CUDA ordinal), and so is the state beside them. Boundaries are
+   * queued on `stream` (cudaStream_t) and on what ovl_co2_use_stream names later: calls do not wait for the device, but
+   * for the boundary before, and with auto_timeout, whole_boundaries or several ranks of a group for the other groups.
+   * What ovl_co2_stats_last gives, and errors, are of the boundary before. If 0, parameters are memory of the host. */
+  int32_t on_device, device;
+  void* stream;
 } ovl_co2_options;
 
-/* A parameter in memory of the host, which must outlive the handle. If a rank holds nothing of a parameter, count is
- * 0 and data is null. */
+/* A parameter in memory of the host or of a GPU, which must outlive the handle. If a rank holds nothing of a parameter,
+ * count is 0 and data is null. */
 typedef struct ovl_co2_parameter {
   const char* name;
   void* data;
@@ -97,7 +103,14 @@ typedef struct ovl_co2_stats {
  * link and other options as in ovl_runtime_open_given; it may be null. */
 int ovl_co2_open_host(const ovl_co2_options* options, const ovl_co2_parameter* parameters, uint64_t num_parameters,
                       const ovl_given* given, const ovl_options* runtime, ovl_co2** co2);
-/* Opens CO2 over a transport of the program. Collective over the groups. */
+/* Opens CO2 over NCCL, with a communicator of its own. Collective over the groups, each of which has a GPU for itself.
+ * `max_ctas`: the number of CTAs that an all-reduce may hold while it waits for the others; 0: 2. options.on_device is
+ * 1. */
+int ovl_co2_open_nccl(const ovl_co2_options* options, const ovl_co2_parameter* parameters, uint64_t num_parameters,
+                      const ovl_given* given, int32_t max_ctas, ovl_co2** co2);
+/* Gives 1 for each transport that takes options.on_device here, else 0. Local. */
+int ovl_co2_device_transports(int32_t* host, int32_t* nccl);
+/* Opens CO2 over a transport of the program, for memory of the host. Collective over the groups. */
 int ovl_co2_open_collective(const ovl_co2_options* options, const ovl_co2_parameter* parameters,
                             uint64_t num_parameters, const ovl_collective* collective, ovl_co2** co2);
 /* Ends the run for a rank that cannot go on. Whatever other groups wait for fails with OVL_ABORTED and `why`, here
@@ -108,6 +121,8 @@ int ovl_co2_abort(ovl_co2* co2, const char* why);
 int ovl_co2_close(ovl_co2* co2);
 /* Gives 1 if the program must average gradients over the groups before the next inner step, else 0. */
 int ovl_co2_wants_gradient_mean(ovl_co2* co2, int32_t* wants);
+/* Names the stream (cudaStream_t) of later calls, behind what was queued so far. Only with options.on_device. */
+int ovl_co2_use_stream(ovl_co2* co2, void* stream);
 /* Gives 1 if the next ovl_co2_on_inner_step reads or writes parameters, else 0: a program whose parameters are
  * elsewhere brings them to the memory that it named at opening before that call, and takes them from there after it.
  * Opening, ovl_co2_flush and ovl_co2_save read them too, ovl_co2_load writes them. */

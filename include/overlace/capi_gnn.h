@@ -149,6 +149,9 @@ typedef struct ovl_gnn_loader_options {
   int64_t memory_bytes;     /* most memory that the loader may take; 0: no limit */
   int64_t pace_bytes_per_s; /* slows reads down to this rate; 0: not at all */
   int32_t rank, ranks;      /* whose share of the batches is read; ranks 0: one. `packs` has no rank in its name */
+  int32_t on_gpu;           /* 1: rows of the GPU's cache lie in memory of a GPU, and batches are gathered there */
+  int32_t device;           /* CUDA ordinal of that GPU */
+  int32_t gather_ctas;      /* most blocks of its kernel where rows come over the link; 0: 64 */
 } ovl_gnn_loader_options;
 
 typedef struct ovl_gnn_loader_info {
@@ -158,11 +161,15 @@ typedef struct ovl_gnn_loader_info {
   int64_t bytes_read;     /* by one cycle, which is sampled_epochs training epochs */
   int64_t feature_bytes;  /* rows of features among bytes_read */
   int64_t sampled_epochs; /* training epoch n has the batches of sampled epoch n mod sampled_epochs */
+  int64_t device_bytes;   /* memory of the GPU; memory_bytes is that of the host */
+  const void* outputs;    /* rows, ids, edges and classes of all batches lie in these outputs_bytes */
+  int64_t outputs_bytes;
   char dtype[8];
   char packs[32];
 } ovl_gnn_loader_info;
 
-/* A batch. Its arrays belong to the loader and are valid until the batch is released. */
+/* A batch. Its arrays belong to the loader and are valid until the batch is released. With a GPU, `rows`, `ids`,
+ * `edges` and `classes` are in its memory. */
 typedef struct ovl_gnn_batch {
   size_t struct_size;
   int64_t number, position; /* place in its sampled epoch, and in the training epoch */
@@ -170,7 +177,11 @@ typedef struct ovl_gnn_batch {
   int64_t is_repeated; /* 1: another rank has had this batch; it makes all ranks do equally many steps */
   int64_t num_inputs, num_seeds, hops;
   int64_t num_edges;
+  int64_t bytes;           /* from `rows` to behind `classes`: one piece of memory */
   const void* rows;        /* (num_inputs, dim) of dtype */
+  const int64_t* ids;      /* num_inputs: vertex of each row, as `inputs` */
+  const int64_t* edges;    /* (2, num_edges): rows that edges come from, rows that they lead to */
+  const int64_t* classes;  /* num_seeds, as `labels` */
   const uint32_t* inputs;  /* num_inputs: vertex of each row, seeds first */
   const uint32_t* reached; /* hops + 1: reached[h] rows are known after h hops; reached[0] is num_seeds */
   const uint32_t* indptr;  /* reached[hops - 1] + 1: offsets in `indices` of the in-neighbours of each row */
@@ -190,8 +201,14 @@ typedef struct ovl_gnn_stats {
 int ovl_gnn_loader_open(const ovl_gnn_loader_options* options, ovl_gnn_loader** out);
 /* Gives what is known of the packs before any batch is read. */
 int ovl_gnn_loader_info_of(ovl_gnn_loader* loader, ovl_gnn_loader_info* out);
-/* Begins a training epoch at the batch `position`. A training epoch that is under way ends. */
+/* Begins a training epoch at the batch `position`. A training epoch that is under way ends, and its batches are
+ * released. OVL_TIMEOUT if a GPU is not done with what it was given for it; it may then be called again. */
 int ovl_gnn_loader_start(ovl_gnn_loader* loader, int64_t epoch, int64_t position);
+/* Sets the stream of the GPU that uses batches from now on, a cudaStream_t; at first the default stream. The stream
+ * waits for each batch that ovl_gnn_loader_next gives, and what it was given before ovl_gnn_loader_release or
+ * ovl_gnn_loader_start still reads the batch. To go on with another stream: release all batches that the one before
+ * reads, or start; then set the stream; then take the next batch. Does nothing without a GPU. */
+int ovl_gnn_loader_use_stream(ovl_gnn_loader* loader, void* stream);
 /* Waits for the next batch. At the end of the training epoch `*has_one` is 0 and `out` is unchanged. */
 int ovl_gnn_loader_next(ovl_gnn_loader* loader, ovl_gnn_batch* out, int32_t* has_one);
 /* Releases the oldest batch that was given and not released yet. */

@@ -64,6 +64,10 @@ class Channel {
   /// Queues later calls on another stream of this kind, behind the earlier ones (Stats::moved_calls counts the moves).
   virtual void use(StreamRef stream) = 0;
   virtual const ChannelOptions& options() const = 0;
+  /// Limits the SMs that fused kernels of later calls fill to `sms`, rounded down to clusters of two; 0: to the budget.
+  /// Local, ranks may differ; what was captured keeps its own. Returns the limit that was. Throws InvalidArgument.
+  virtual int limit_sms(int sms) = 0;
+  virtual int sm_limit() const = 0;
   /// Returns `count` signal ids. Ids are given in the order of calls, without communication, so all ranks make equal
   /// calls. Throws OutOfMemory (`heap_exhausted`) if no ids are left.
   virtual SignalIds ids(uint32_t count, Domain domain, const char* name) = 0;

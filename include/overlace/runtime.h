@@ -70,6 +70,7 @@ struct RuntimeOptions {
   AdversaryOptions adversary{};
   LinkOptions link{};
   std::string net_engine = "auto";  // nccl | mpi | none | auto
+  int net_max_ctas = 0;             // CTAs of the world's network engine on GPUs; 0: its default
   CheckOptions checks{};
   /// Argument > variable > default: fields left at their default are taken from OVERLACE_* variables.
   static RuntimeOptions from_environment();

@@ -203,6 +203,7 @@ struct OpSpec {
   std::vector<int64_t> blocks = {};          // for cols: the columns that travel, N of gemm_a2a and K of a2a_gemm, in
                                              // blocks; each is a multiple of ranks and dealt by itself. Empty: one
   Params fields = {};                        // what OperatorDef::fields names
+  bool operator==(const OpSpec&) const = default;
   /// Returns the problem as text: "ag_gemm M 8192 N 2560 K 8192 G 4 bf16".
   std::string to_string() const;
 };

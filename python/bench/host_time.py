@@ -186,7 +186,7 @@ class Calls:
         way.switches += after.ru_nivcsw - before.ru_nivcsw + after.ru_nvcsw - before.ru_nvcsw
 
     def rows(self) -> list[dict]:
-        """Of the worst rank each."""
+        """The numbers of each way, each of the worst rank."""
         ways, order = self.ways(), random.Random(1)  # the same order on all ranks
         with torch.no_grad():
             for turn in range(max(3, self.number // BURST) + 3):

@@ -40,7 +40,7 @@ void check_arguments(const Group& group, const Tensor& a, const std::vector<Tens
   check_my_rows(group, {kOp, "a"}, a, row_offsets);
 }
 
-/// Of swiglu.
+/// Checks that swiglu has one b of pairs of columns.
 void check_pairs(const std::vector<Tensor>& bs) {
   if (bs.size() != 1)
     fail(OVL_NOT_SUPPORTED, std::string(kOp) + ": activation is 'swiglu' of " + std::to_string(bs.size()) +

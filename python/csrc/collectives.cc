@@ -38,7 +38,7 @@ Cut cut_of(const Group& group, std::string_view op, const Tensor& x, int64_t dim
   return cut;
 }
 
-/// The same of a dimension that must be a multiple of the ranks.
+/// The cut of a dimension that must be a multiple of the ranks.
 Cut even_cut_of(const Group& group, std::string_view op, const Tensor& x, int64_t dim) {
   Cut cut = cut_of(group, op, x, dim);
   const int64_t size = cut.sizes[cut.dim];

@@ -4,7 +4,7 @@
 #include <functional>
 #include <map>
 
-// Of torch; only there where torch was built with CUDA.
+// A function of torch, which is only there where torch was built with CUDA.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
                                                                                    void** ret_stream);
 

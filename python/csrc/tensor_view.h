@@ -72,7 +72,7 @@ struct Argument {
   std::string of_op() const { return std::string(op) + ": " + text(); }
 };
 
-/// As torch.dtype spells it: "int8".
+/// The name of a type as torch.dtype spells it: "int8".
 std::string name_of(ScalarType type);
 int dtype_of(const Argument& argument, ScalarType type);
 /// Row-major, uninitialised, on the device of `like`.
@@ -80,7 +80,7 @@ Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns, ScalarType 
 
 /// A matrix with contiguous rows, copied where it has others; on GPUs also where tiles could not be loaded from it.
 Tensor with_contiguous_rows(const Tensor& t);
-/// The same of b: either dimension is contiguous.
+/// The matrix b in the same way, where either dimension is contiguous.
 Tensor with_either_contiguous(const Tensor& t);
 /// Dimensions of one element get the strides of a matrix without gaps; torch leaves any there.
 ovl_tensor view_of(const Argument& argument, const Tensor& t);

@@ -15,7 +15,7 @@ ROWS, K, N = 64, 32, 48
 
 
 def two_layers(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, name: str) -> torch.Tensor:
-    """As it was written for torch.ops.symm_mem."""
+    """Two layers as they were written for torch.ops.symm_mem."""
     _, (hidden,) = symm_mem.fused_all_gather_matmul(x, [w1.t()], 0, name, return_A=False)
     return symm_mem.fused_matmul_reduce_scatter(torch.relu(hidden), w2.t(), "sum", 0, name)
 

@@ -150,14 +150,14 @@ def call(name: str, *arguments: object) -> None:
 
 
 def text(name: str, *arguments: object) -> str:
-    """The same of a function whose last argument takes a text."""
+    """Calls a function whose last argument takes a text, and gives the text."""
     out = c.c_char_p()
     call(name, *arguments, c.byref(out))
     return (out.value or b"").decode()
 
 
 def handle(name: str, *arguments: object) -> c.c_void_p:
-    """The same of a function whose last argument takes a handle."""
+    """Calls a function whose last argument takes a handle, and gives the handle."""
     out = c.c_void_p()
     call(name, *arguments, c.byref(out))
     return out

@@ -31,7 +31,7 @@ _CHECK = _library.INTERRUPT_CHECK(_answers().__next__)
 
 
 def watch() -> None:
-    """Waits of the main thread see signals from now on. Of another thread: nothing, Python runs no handlers there."""
+    """Waits of the main thread see signals from now on. On others nothing: Python runs no handlers there."""
     if threading.current_thread() is threading.main_thread():
         _library.LIBRARY.ovl_set_interrupt_check(_CHECK)
 

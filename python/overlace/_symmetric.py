@@ -41,7 +41,7 @@ class DeviceHandle:
     ids: int
 
     def tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The same as int64 words on a device, for kernels that take tensors."""
+        """The pod as int64 words on a device, for kernels that take tensors."""
         return torch.frombuffer(bytearray(self.pod), dtype=torch.int64).to(device)
 
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -133,6 +133,24 @@ class Context:
         ids: signals to be allocated for them, the same number on all ranks.
         """
         return self._symmetric.handle(ids)
+
+    @contextlib.contextmanager
+    def limit_sms(self, sms: int) -> Iterator[None]:
+        """Inside `with context.limit_sms(64):` fused kernels of this context's calls fill at most so many SMs.
+
+        sms: 0 for no limit but that of `overlace.init`; rounded down to pairs. The others are left to other streams.
+        Eager calls and what is captured there; ranks may differ. Schedules without a fused kernel, and kernels that a
+        compiled or captured program has already, keep what they fill. Raises InvalidArgument.
+        """
+        if not isinstance(sms, int) or isinstance(sms, bool) or sms < 0:
+            raise InvalidArgument(f"limit_sms: sms is {sms!r}, wanted 0 (no limit) or more")
+        before = c.c_int()
+        call("ovl_channel_limit_sms", self._channel, sms, c.byref(before))
+        try:
+            yield
+        finally:
+            if self.name in _contexts:  # close() ends it, too
+                call("ovl_channel_limit_sms", self._channel, before.value, None)
 
     def abort(self, why: str) -> None:
         """All waits of all ranks return with PeerLost. From any thread; afterwards only close() is left."""

@@ -55,7 +55,7 @@ def _replace(
 
 
 class ColwiseParallel(torch_parallel.ColwiseParallel):
-    """As torch's. With input_layouts=Shard(d), d any dimension but the last, AllGather and GEMM are one operator."""
+    """Like torch's. With input_layouts=Shard(d), d any dimension but the last, AllGather and GEMM are one operator."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         (given,), (wanted,) = self.input_layouts, self.output_layouts
@@ -72,8 +72,8 @@ class ColwiseParallel(torch_parallel.ColwiseParallel):
 
 
 class RowwiseParallel(torch_parallel.RowwiseParallel):
-    """As torch's. With output_layouts=Shard(d), d any dimension but the last, GEMM and ReduceScatter are one operator,
-    with Replicate() GEMM and AllReduce."""
+    """Like torch's. With output_layouts=Shard(d), d any dimension but the last, GEMM and ReduceScatter are one
+    operator, with Replicate() GEMM and AllReduce."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         (given,), (wanted,) = self.input_layouts, self.output_layouts

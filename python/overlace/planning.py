@@ -17,6 +17,7 @@ _DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16:
 _LAYOUTS = {"nk": 0, "kn": 1}
 _ACTIVATIONS = {"none": 0, "swiglu": 1}
 _EXCHANGES = {"rows": 0, "cols": 1}
+LIBRARY_FAMILY = "library"  # the first family of every operator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Plan:
     @property
     def is_library(self) -> bool:
         """The plain collective before or behind the plain product: nothing is hidden."""
-        return self.family.startswith("library")
+        return self.family.startswith(LIBRARY_FAMILY)
 
 
 def plan(

@@ -11,7 +11,7 @@ namespace overlace::base {
 /// processor's instruction where there is one.
 uint32_t crc32c(std::span<const std::byte> bytes, uint32_t crc = 0);
 
-/// The same by table, for any processor.
+/// crc32c() by table, for any processor.
 uint32_t crc32c_by_table(std::span<const std::byte> bytes, uint32_t crc = 0);
 
 }  // namespace overlace::base

@@ -70,7 +70,7 @@ bool parse_checks(std::string_view text, std::string& field) {
 
 constexpr std::string_view kHidden = "(hidden)";
 
-/// Of NAME:SECRET.
+/// "NAME:SECRET" with "(hidden)" in place of the secret; a text without a colon as it is.
 std::string without_secret(const std::string& text) {
   const size_t colon = text.find(':');
   return colon == std::string::npos ? text : text.substr(0, colon + 1) + std::string(kHidden);

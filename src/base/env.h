@@ -70,7 +70,7 @@ struct Env {
 /// The process environment, read at the first call; throws InvalidArgument on a bad value.
 const Env& env();
 
-/// Of Slurm's way to write hosts: "node[01-04,07],x3" begins with node01.
+/// The first host of a list as Slurm writes it: "node[01-04,07],x3" begins with node01.
 std::string first_host(std::string_view list);
 
 /// What programs that this process starts inherit: ends with null.

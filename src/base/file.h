@@ -15,7 +15,7 @@ Result<std::string> read_file(const std::string& path);
 /// removed and an older file stays as it was. A path that is no regular file (a pipe, /dev/stdout) is written directly.
 Status write_file(const std::string& path, std::string_view bytes);
 
-/// The same, and the file with its name lies on the disk when this returns: a power cut leaves the old file or the new.
+/// Writes as write_file(); file and name lie on the disk on return: a power cut leaves the old file or the new.
 Status write_file_durably(const std::string& path, std::string_view bytes);
 /// What was created, renamed or removed in a folder lies on the disk when this returns.
 Status sync_directory(const std::string& path);

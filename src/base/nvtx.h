@@ -9,7 +9,7 @@
 
 namespace overlace::base {
 
-/// Of the process. What OVERLACE_NVTX says holds from open_nvtx() on, unless set_nvtx() was there first.
+/// Whether this process makes ranges. What OVERLACE_NVTX says holds from open_nvtx() on, unless set_nvtx() came first.
 extern std::atomic<bool> nvtx_is_on;
 
 /// not_supported where the variable is 1 and overlace was built without the header of NVTX.

@@ -129,6 +129,13 @@ base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
   OVERLACE_TRY(check_range("whole_boundaries", given->whole_boundaries, 1));
   options.is_boundary_whole = given->whole_boundaries != 0;
   options.threads = given->threads;
+  OVERLACE_TRY(check_range("on_device", given->on_device, 1));
+  if (given->on_device != 0) {
+    if (given->device < 0)
+      return base::invalid_argument("ovl_co2_open: options.device is {}, wanted 0 or more", given->device);
+    options.device = given->device;
+    options.stream = given->stream;
+  }
   if (given->shard_degree != 0) options.shard_degree = given->shard_degree;
   if (given->reduce_in_group != nullptr) {
     auto* const reduce = given->reduce_in_group;
@@ -208,11 +215,44 @@ int ovl_co2_open_host(const ovl_co2_options* options, const ovl_co2_parameter* p
       constexpr int64_t kDayMs = 86400000;
       HostCollectiveOptions host{.runtime = *wanted, .meet_timeout_ms = kDayMs};
       host.runtime.backend = Backend::cpu;
+      if (options->on_device != 0) host.device = options->device;
       object.is_emulated = runtime != nullptr && runtime->link != nullptr && *runtime->link != 0;
       object.bootstrap = std::move(*bootstrap);
       object.collective = open_host_collective(*object.bootstrap, host);
       return {};
     });
+  });
+}
+
+int ovl_co2_open_nccl(const ovl_co2_options* options, const ovl_co2_parameter* parameters, uint64_t num_parameters,
+                      const ovl_given* given, int32_t max_ctas, ovl_co2** co2) {
+  return guarded([&] {
+    return open(options, parameters, num_parameters, co2, [&](Co2Object& object) -> base::Status {
+      constexpr std::string_view kCall = "ovl_co2_open_nccl";
+      if (options->on_device == 0)
+        return base::invalid_argument("{}: options.on_device is 0, wanted 1: NCCL sums memory of GPUs", kCall);
+      if (max_ctas < 0 || max_ctas > 64)
+        return base::invalid_argument("{}: max_ctas is {}, wanted 0 to 64", kCall, max_ctas);
+      base::Result<std::unique_ptr<Bootstrap>> bootstrap = bootstrap_of(kCall, given);
+      if (!bootstrap.ok()) return bootstrap.status();
+      NcclCollectiveOptions nccl{.device = options->device, .timeout_ms = options->timeout_ms};
+      if (max_ctas > 0) nccl.max_ctas = max_ctas;
+      object.bootstrap = std::move(*bootstrap);
+      object.collective = open_nccl_collective(*object.bootstrap, nccl);
+      return {};
+    });
+  });
+}
+
+int ovl_co2_device_transports(int32_t* host, int32_t* nccl) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_co2_device_transports";
+    OVERLACE_TRY(check_not_null({kCall, "host"}, host));
+    OVERLACE_TRY(check_not_null({kCall, "nccl"}, nccl));
+    const DeviceTransports found = device_transports();
+    *host = found.host ? 1 : 0;
+    *nccl = found.nccl ? 1 : 0;
+    return {};
   });
 }
 
@@ -223,6 +263,8 @@ int ovl_co2_open_collective(const ovl_co2_options* options, const ovl_co2_parame
       constexpr std::string_view kCall = "ovl_co2_open_collective";
       OVERLACE_TRY(check_struct({kCall, "collective"}, collective));
       OVERLACE_TRY(check_not_null({kCall, "collective.all_reduce"}, reinterpret_cast<void*>(collective->all_reduce)));
+      if (options->on_device != 0)
+        return base::invalid_argument("{}: options.on_device is 1, wanted 0: memory of the host", kCall);
       OVERLACE_TRY(check_not_null({kCall, "collective.wait"}, reinterpret_cast<void*>(collective->wait)));
       if (collective->size < 1 || collective->rank < 0 || collective->rank >= collective->size)
         return base::invalid_argument("{}: rank {} of {}, wanted one of at least 1", kCall, collective->rank,
@@ -255,6 +297,13 @@ int ovl_co2_wants_gradient_mean(ovl_co2* co2, int32_t* wants) {
   return with_co2("ovl_co2_wants_gradient_mean", co2, [&](Co2Object& object) -> base::Status {
     OVERLACE_TRY(check_not_null({"ovl_co2_wants_gradient_mean", "wants"}, wants));
     *wants = object.replica->wants_gradient_mean() ? 1 : 0;
+    return {};
+  });
+}
+
+int ovl_co2_use_stream(ovl_co2* co2, void* stream) {
+  return with_co2("ovl_co2_use_stream", co2, [&](Co2Object& object) -> base::Status {
+    object.replica->use(stream);
     return {};
   });
 }
@@ -293,11 +342,10 @@ int ovl_co2_writes(ovl_co2* co2, int64_t* writes) {
 
 int ovl_co2_anchor(ovl_co2* co2, float* data, uint64_t count) {
   return with_co2("ovl_co2_anchor", co2, [&](Co2Object& object) -> base::Status {
-    const std::span<const float> anchor = object.replica->anchor();
-    if (count != anchor.size())
-      return base::invalid_argument("ovl_co2_anchor: count is {}, wanted {}", count, anchor.size());
+    const auto wanted = static_cast<uint64_t>(object.replica->elements());
+    if (count != wanted) return base::invalid_argument("ovl_co2_anchor: count is {}, wanted {}", count, wanted);
     if (count > 0) OVERLACE_TRY(check_not_null({"ovl_co2_anchor", "data"}, data));
-    std::copy(anchor.begin(), anchor.end(), data);
+    object.replica->copy_anchor({data, count});
     return {};
   });
 }

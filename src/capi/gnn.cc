@@ -130,6 +130,15 @@ base::Status open_loader(const ovl_gnn_loader_options* given, ovl_gnn_loader** o
   options.io.pace_bytes_per_s = given->pace_bytes_per_s;
   options.rank = given->rank;
   if (given->ranks != 0) options.ranks = given->ranks;
+  OVERLACE_TRY(check_word(kCall, "on_gpu", given->on_gpu, 1));
+  if (given->gather_ctas < 0)
+    return base::invalid_argument("{}: gather_ctas is {}, wanted at least 0", kCall, given->gather_ctas);
+  if (given->gather_ctas > 0) options.gather_ctas = given->gather_ctas;
+  if (given->on_gpu == 1) {
+    auto gpu = gnn::open_gpu(given->device);
+    if (!gpu.ok()) return gpu.status();
+    options.device = std::move(*gpu);
+  }
   auto loader = gnn::Loader::open(given->artefact, std::move(options));
   if (!loader.ok()) return loader.status();
   auto object = std::make_shared<LoaderObject>();
@@ -238,7 +247,10 @@ base::Status info_of(const gnn::Loader& loader, ovl_gnn_loader_info* out) {
   out->num_classes = manifest.num_classes;
   out->dim = manifest.dim;
   out->row_bytes = manifest.row_bytes;
-  out->memory_bytes = loader.bytes().total();
+  out->memory_bytes = loader.bytes().host();
+  out->device_bytes = loader.bytes().device();
+  out->outputs = loader.outputs().data();
+  out->outputs_bytes = std::ssize(loader.outputs());
   const gnn::PackEntry* packs = manifest.pack(loader.packs());
   out->bytes_read = packs == nullptr ? 0 : packs->bytes_read;
   out->feature_bytes = packs == nullptr ? 0 : packs->feature_bytes;
@@ -264,7 +276,11 @@ base::Status next_of(gnn::Loader& loader, ovl_gnn_batch* out, int32_t* has_one) 
   out->num_seeds = blocks.num_seeds();
   out->hops = std::max<int64_t>(std::ssize(blocks.reached) - 1, 0);
   out->num_edges = std::ssize(blocks.indices);
+  out->bytes = batch.bytes;
   out->rows = batch.rows.data();
+  out->ids = batch.ids.data();
+  out->edges = batch.edges.data();
+  out->classes = batch.classes.data();
   out->inputs = blocks.inputs.data();
   out->reached = blocks.reached.data();
   out->indptr = blocks.indptr.data();
@@ -336,6 +352,10 @@ int ovl_gnn_loader_info_of(ovl_gnn_loader* loader, ovl_gnn_loader_info* out) {
 }
 int ovl_gnn_loader_start(ovl_gnn_loader* loader, int64_t epoch, int64_t position) {
   return with_loader("ovl_gnn_loader_start", loader, [&](gnn::Loader& l) { return l.start(epoch, position); });
+}
+int ovl_gnn_loader_use_stream(ovl_gnn_loader* loader, void* stream) {
+  return with_loader("ovl_gnn_loader_use_stream", loader,
+                     [&](gnn::Loader& l) { return l.use_stream(stream), base::Status(); });
 }
 int ovl_gnn_loader_next(ovl_gnn_loader* loader, ovl_gnn_batch* out, int32_t* has_one) {
   return with_loader("ovl_gnn_loader_next", loader, [&](gnn::Loader& l) { return next_of(l, out, has_one); });

@@ -1,6 +1,7 @@
 // What stands behind the handles of the C API, and how its functions end: with a code and this thread's message.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -71,9 +72,16 @@ struct TimelineObject : Child {
 /// A schedule and its texts, which callers may hold.
 struct ScheduleTexts {
   spec::Schedule schedule;
+  const uint64_t serial = next_serial();  // of this process
   std::string reason;
   std::once_flag json_once, text_once;
   std::string json, text;
+
+ private:
+  static uint64_t next_serial() {
+    static std::atomic<uint64_t> last = 0;
+    return ++last;
+  }
 };
 /// What ovl_schedule_choose was asked.
 struct Chosen {
@@ -99,18 +107,26 @@ struct ScheduleObject : Object {
 /// one alone, so there are more of them than a program meets again.
 class CachedSchedules {
  public:
+  struct Key {
+    spec::OpSpec op;
+    std::string plan;
+    bool operator==(const Key&) const = default;
+  };
   /// Null if there is none of this key.
-  std::shared_ptr<ScheduleObject> find(const std::string& key);
-  void add(std::string key, std::shared_ptr<ScheduleObject> schedule);
+  std::shared_ptr<ScheduleObject> find(const Key& key);
+  void add(Key key, std::shared_ptr<ScheduleObject> schedule);
   /// Forgets all that was added before the context's choices became other ones (Context::generation).
   void follow(uint64_t generation);
 
  private:
   static constexpr size_t kMost = 4096;
   uint64_t generation_ = 0;
-  using List = std::list<std::pair<std::string, std::shared_ptr<ScheduleObject>>>;  // those used last in front
+  struct Hash {
+    size_t operator()(const Key& key) const;
+  };
+  using List = std::list<std::pair<Key, std::shared_ptr<ScheduleObject>>>;  // those used last in front
   List list_;
-  std::unordered_map<std::string, List::iterator> by_key_;
+  std::unordered_map<Key, List::iterator, Hash> by_key_;
 };
 struct ChannelObject : Child {
   static constexpr std::string_view kName = "channel";
@@ -162,7 +178,7 @@ template <class Handle, class T>
 void give(std::shared_ptr<T> object, Handle** out) {
   *out = reinterpret_cast<Handle*>(Registry::instance().add(std::move(object), T::kName));
 }
-/// The same for what ends with its runtime.
+/// Gives a handle of what ends with its runtime.
 template <class Handle, class T>
 void give_child(const std::shared_ptr<RuntimeObject>& owner, std::shared_ptr<T> object, Handle** out) {
   object->owner = owner;

@@ -43,9 +43,9 @@ base::Status enter_call(std::string_view name, const ovl_channel* channel, const
   return {};
 }
 
-base::Status run_once(const Call& call, const ops::Posed& posed, const spec::Schedule& schedule) {
+base::Status run_once(const Call& call, const ops::Posed& posed, const ScheduleTexts& plan) {
   try {
-    return ops::run_posed(call.channel(), *call.op, call.args, posed, schedule);
+    return ops::run_posed(call.channel(), call.args, posed, plan.schedule, plan.serial);
   } catch (...) {
     return base::status_of_current_exception();
   }
@@ -58,7 +58,7 @@ base::Status run(const Call& call, const ops::Posed& posed, ScheduleObject& sche
   Channel& channel = call.channel();
   for (bool has_met = false;;) {
     exec::follow_peers(channel, schedule.chosen.has_value());
-    base::Status status = run_once(call, posed, schedule.plan().schedule);
+    base::Status status = run_once(call, posed, schedule.plan());
     if (status.ok()) return status;
     const exec::Impasse impasse = exec::impasse(channel);
     if (impasse == exec::Impasse::peers_have_another) {
@@ -180,11 +180,12 @@ int ovl_run(ovl_channel* channel, const char* op, const ovl_arg* args, int count
     const ops::Posed posed = ops::pose_checked(call.channel(), *call.op, call.args);
     if (!posed.fits) return posed.status;
     const base::Result<std::shared_ptr<ScheduleObject>> schedule =
-        schedule_of(call.entry.object(), *call.object, posed.op, plan == nullptr ? "" : plan);
+        schedule_of(call.entry.object(), *call.object, posed.problem->op, plan == nullptr ? "" : plan);
     if (!schedule.ok()) return schedule.status();
     OVERLACE_TRY(run(call, posed, **schedule));
     const Context& context = *call.entry.object().context;
-    if (context.tunes_at_first_use()) tune_first_use(context, *call.object, posed.op, (*schedule)->chosen.has_value());
+    if (context.tunes_at_first_use())
+      tune_first_use(context, *call.object, posed.problem->op, (*schedule)->chosen.has_value());
     return {};
   });
 }

@@ -360,6 +360,17 @@ int ovl_channel_open(ovl_team* team, void* stream, int sm_budget, ovl_channel** 
   });
 }
 
+int ovl_channel_limit_sms(ovl_channel* channel, int sms, int* before) {
+  return guarded([&]() -> base::Status {
+    Entry entry;
+    std::shared_ptr<ChannelObject> object;
+    OVERLACE_TRY(enter({"ovl_channel_limit_sms", "channel"}, channel, &entry, &object));
+    const int was = object->channel->limit_sms(sms);
+    if (before != nullptr) *before = was;
+    return {};
+  });
+}
+
 int ovl_channel_use(ovl_channel* channel, void* stream) {
   return guarded([&]() -> base::Status {
     Entry entry;

@@ -9,6 +9,7 @@
 #include "overlace/ops/common.h"
 #include "src/capi/convert.h"
 #include "src/exec/run.h"
+#include "src/runtime/hash.h"
 #include "src/spec/check.h"
 #include "src/spec/heap_layout.h"
 #include "src/spec/names.h"
@@ -102,14 +103,24 @@ base::Result<std::shared_ptr<ScheduleObject>> make_object(const Context& context
 
 }  // namespace
 
-std::shared_ptr<ScheduleObject> CachedSchedules::find(const std::string& key) {
+/// The hash of what most problems of a program differ in.
+size_t CachedSchedules::Hash::operator()(const Key& key) const {
+  uint64_t hash = runtime::hash_text(key.plan, runtime::hash_text(key.op.op));
+  const auto mix = [&](int64_t value) { hash = runtime::mix_word(static_cast<uint64_t>(value), hash); };
+  for (const int64_t size : {key.op.m, key.op.n, key.op.k}) mix(size);
+  for (const auto* list : {&key.op.row_offsets, &key.op.splits, &key.op.blocks})
+    std::for_each(list->begin(), list->end(), mix);
+  return hash;
+}
+
+std::shared_ptr<ScheduleObject> CachedSchedules::find(const Key& key) {
   const auto found = by_key_.find(key);
   if (found == by_key_.end()) return nullptr;
   list_.splice(list_.begin(), list_, found->second);
   return list_.front().second;
 }
 
-void CachedSchedules::add(std::string key, std::shared_ptr<ScheduleObject> schedule) {
+void CachedSchedules::add(Key key, std::shared_ptr<ScheduleObject> schedule) {
   list_.emplace_front(key, std::move(schedule));
   by_key_.emplace(std::move(key), list_.begin());
   if (list_.size() <= kMost) return;
@@ -127,7 +138,7 @@ void CachedSchedules::follow(uint64_t generation) {
 base::Result<std::shared_ptr<ScheduleObject>> schedule_of(const RuntimeObject& runtime, ChannelObject& channel,
                                                           const spec::OpSpec& op, std::string_view plan) {
   channel.schedules.follow(runtime.context->generation());
-  std::string key = base::format("{}\n{}", spec::key_of(op), plan);
+  CachedSchedules::Key key{op, std::string(plan)};
   if (std::shared_ptr<ScheduleObject> kept = channel.schedules.find(key); kept != nullptr) return kept;
   base::Result<std::shared_ptr<ScheduleObject>> made = make_object(*runtime.context, *channel.channel, op, plan);
   if (made.ok()) channel.schedules.add(std::move(key), *made);

@@ -94,8 +94,8 @@ std::optional<Found> calibrated(const Site& site, const std::string& folder) {
   return best;
 }
 
-/// Of the same GPUs before others; of those the largest team's, which is fitted to records of smaller ones too
-/// (docs/design/planner.md).
+/// The shipped machine of the same GPUs before others; of those the largest team's, which is fitted to records of
+/// smaller ones too (docs/design/planner.md).
 Found shipped(const Site& site) {
   const auto distance = [&](const Machine& machine) {
     return std::pair(!is_same_device(machine, site.device), -machine.ranks);

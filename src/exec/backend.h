@@ -35,7 +35,7 @@ class Executor {
   /// Before anything of the call is queued: refuses what could only fail in its middle; and where it is about to be
   /// captured, the graph keeps what `hold` gives until it is destroyed.
   virtual base::Status retain(const Call&, const std::function<std::shared_ptr<void>()>& /*hold*/) { return {}; }
-  /// Of the call that `retain` saw last; none: nobody has asked.
+  /// Whether the call that `retain` saw last is captured; none: nobody has asked.
   virtual std::optional<bool> is_captured() const { return {}; }
   /// Whether calls can begin with a barrier of the team, as those do whose memory is shared (Block); alike on all
   /// ranks.

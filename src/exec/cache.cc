@@ -23,7 +23,7 @@ constexpr size_t kMaxPrograms = 2048, kLeastPrograms = 256, kMaxWorkspaces = siz
 constexpr size_t kMaxShared = 2048;
 /// Memory that was not used for so many calls of this rank is given up before the heap grows.
 constexpr uint64_t kIdleCalls = 1024;
-/// Of what may go, this part goes at once.
+/// One of so many parts of what may be given up goes at once.
 constexpr size_t kPart = 8;
 constexpr std::string_view kUnknownCall = "a call that this rank has not made";
 
@@ -133,23 +133,27 @@ base::Status Cache::open() {
 #endif
 }
 
-Cache::Programs::iterator Cache::find(const spec::Schedule& schedule, std::string_view agreement) {
-  const auto [first, last] = by_key_.equal_range(hash_of(agreement));
-  for (auto at = first; at != last; ++at) {
-    const Program& program = **at->second;
-    if (program.agreement == agreement && program.schedule == schedule) return at->second;
-  }
-  return programs_.end();
+Program* Cache::find(const spec::Schedule& schedule, uint64_t serial) {
+  if (const auto at = by_serial_.find(serial); serial != 0 && at != by_serial_.end()) return at->second;
+  const auto [first, last] = by_sizes_.equal_range(hash_of_sizes(schedule));
+  const auto found = std::find_if(first, last, [&](const auto& entry) { return entry.second->schedule == schedule; });
+  if (found == last) return nullptr;
+  Program& program = *found->second;
+  if (serial == 0) return &program;
+  by_serial_.erase(program.serial);
+  program.serial = serial;
+  return by_serial_[serial] = &program;
 }
 
-base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule, std::string_view agreement,
-                                              std::string_view local_param, const Bindings& bindings,
-                                              const Bodies& bodies) {
-  if (const auto found = find(schedule, agreement); found != programs_.end()) {
-    programs_.splice(programs_.begin(), programs_, found);
-    OVERLACE_TRY(pass_by(*programs_.front()->shared));
+base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule,
+                                              const std::function<std::string()>& agreement, const RunOptions& options,
+                                              const Bindings& bindings, const Bodies& bodies) {
+  Program* const found = options.known.has_value() ? *options.known : find(schedule, 0);
+  if (found != nullptr) {
+    programs_.splice(programs_.begin(), programs_, found->place);
+    OVERLACE_TRY(pass_by(*found->shared));
   } else {
-    OVERLACE_TRY(prepare(schedule, agreement, local_param, bindings, bodies));
+    OVERLACE_TRY(prepare(schedule, agreement(), options.local_param, bindings, bodies));
   }
   Program& program = *programs_.front();
   program.shared->last_use = channel_.team().runtime().state().stats.calls;
@@ -159,10 +163,15 @@ base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule, st
 base::Status Cache::refuse(const spec::Schedule& schedule, std::string_view local_param, const base::Status& why) {
   begin_call();
   const std::string digest = spec::fingerprint(schedule, local_param);
-  const bool is_known = std::any_of(shared_.begin(), shared_.end(), [&](const auto& s) { return s->digest == digest; });
-  if (is_known || !executor_->can_prepare().ok()) return why;
-  CallMeeting meeting;
-  return meet(why, Shared{}, "", &meeting);
+  const auto meets_nobody = [&](const auto& shared) { return shared->digest == digest && !has_other_plan(*shared); };
+  if (std::any_of(shared_.begin(), shared_.end(), meets_nobody) || !executor_->can_prepare().ok()) return why;
+  // Peers that compare calls first wait for one, and would not come.
+  if (channel_.team().runtime().state().options.checks.calls) return why;
+  const CallMeeting meeting = meet_for_call(channel_.team(), group_, number_, why, "\n");
+  followed_.reset();
+  if (meeting.has_passed()) return why;  // peers that know the call are in it and wait for that of this rank
+  ++number_;
+  return meeting.all.status;
 }
 
 std::shared_ptr<void> Cache::hold(Program& program) {
@@ -420,13 +429,16 @@ base::Status Cache::allocate_workspace(Program& program) {
 
 void Cache::keep(std::unique_ptr<Program> program) {
   programs_.push_front(std::move(program));
-  by_key_.emplace(hash_of(programs_.front()->agreement), programs_.begin());
+  Program& kept = *programs_.front();
+  kept.place = programs_.begin();
+  by_sizes_.emplace(hash_of_sizes(kept.schedule), &kept);
 }
 
 void Cache::forget(Programs::iterator program) {
   give_up_workspace(**program);
-  const auto [first, last] = by_key_.equal_range(hash_of((*program)->agreement));
-  by_key_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == program; }));
+  const auto [first, last] = by_sizes_.equal_range(hash_of_sizes((*program)->schedule));
+  by_sizes_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == program->get(); }));
+  by_serial_.erase((*program)->serial);
   programs_.erase(program);
 }
 

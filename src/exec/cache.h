@@ -1,6 +1,7 @@
 // The prepared schedules of a channel: found again, prepared with the peers, and given up when room is needed.
 #pragma once
 
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
@@ -43,9 +44,11 @@ class Cache {
   Cache& operator=(const Cache&) = delete;
   ~Cache();
 
+  /// Null if there is none. See exec::known_program.
+  Program* find(const spec::Schedule& schedule, uint64_t serial);
   /// The program of this call; where there is none it is prepared, with the peers unless they know its key already.
-  base::Result<Program*> find_or_prepare(const spec::Schedule& schedule, std::string_view agreement,
-                                         std::string_view local_param, const Bindings& bindings, const Bodies& bodies);
+  base::Result<Program*> find_or_prepare(const spec::Schedule& schedule, const std::function<std::string()>& agreement,
+                                         const RunOptions& options, const Bindings& bindings, const Bodies& bodies);
   /// See exec::refuse.
   base::Status refuse(const spec::Schedule& schedule, std::string_view local_param, const base::Status& why);
   /// Keeps the program, its workspace, its memory at all ranks and its signal words until the last copy of the result
@@ -64,6 +67,7 @@ class Cache {
   base::Trace* trace = nullptr;
   std::string label;           // of its spans
   bool follows_peers = false;  // exec::follow_peers
+  std::shared_ptr<void> note;  // of the caller (note_of)
 
  private:
   using Programs = std::list<std::unique_ptr<Program>>;
@@ -75,7 +79,6 @@ class Cache {
 
   explicit Cache(Channel& channel) : channel_(channel) {}
   base::Status open();
-  Programs::iterator find(const spec::Schedule& schedule, std::string_view agreement);
   base::Status prepare(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param,
                        const Bindings& bindings, const Bodies& bodies);
   base::Status prepare_with_peers(Program& program, bool is_known, const Bindings& bindings, const Bodies& bodies);
@@ -105,7 +108,8 @@ class Cache {
   std::vector<std::shared_ptr<Shared>> shared_;  // in the same order on all ranks
   std::unordered_multimap<size_t, std::shared_ptr<Shared>> by_agreement_;
   Programs programs_;  // most recently used first
-  std::unordered_multimap<size_t, Programs::iterator> by_key_;
+  std::unordered_multimap<size_t, Program*> by_sizes_;
+  std::unordered_map<uint64_t, Program*> by_serial_;
   Impasse impasse_ = Impasse::none;
   // All ranks count alike the calls that they could begin and the meetings that had no rank in the call already.
   uint64_t group_ = 0;

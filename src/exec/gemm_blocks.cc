@@ -1,7 +1,6 @@
 // The products of a gemm instance with the memory of one call.
 #include "src/exec/program.h"
 #include "src/spec/operators.h"
-#include "src/spec/products.h"
 
 namespace overlace::exec {
 namespace {
@@ -9,6 +8,12 @@ namespace {
 bool flag(const spec::Params& params, std::string_view name) {
   const auto it = params.find(name);
   return it != params.end() && std::holds_alternative<bool>(it->second) && std::get<bool>(it->second);
+}
+
+bool is_nk(const spec::Params& params) {
+  const auto it = params.find("b_layout");
+  const std::string* const layout = it == params.end() ? nullptr : std::get_if<std::string>(&it->second);
+  return layout != nullptr && *layout == "nk";
 }
 
 }  // namespace
@@ -33,11 +38,12 @@ base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& t
   block.a_is_km = spec::sums_rows(task);
   if (block.a_is_km && instance.reads[0].size() != 1) return bad("rows of several boxes of a are summed");
   block.b = view_of(call, team, instance.reads[1][0]);
-  const auto layout = task.params.find("b_layout");
-  if (layout != task.params.end() && layout->second == spec::Param(std::string("nk"))) block.b = block.b.transposed();
+  if (is_nk(task.params)) block.b = block.b.transposed();
   if (reads == 3) block.bias = view_of(call, team, instance.reads[2][0]);
+  const std::vector<spec::ProductRows>& products = call.program.products_of(instance);
   std::vector<GemmBlock> blocks;
-  for (const spec::ProductRows& rows : spec::product_rows(call.program.schedule, call.program.expansion, instance)) {
+  blocks.reserve(products.size());
+  for (const spec::ProductRows& rows : products) {
     block.a = view_of(call, team, rows.a);
     if (block.a_is_km && block.a.ndim == 2) block.a = block.a.transposed();
     block.c = view_of(call, team, rows.c);

@@ -30,7 +30,7 @@ struct LtGemm {
   uint32_t align_a = kMaxLtAlignment, align_b = kMaxLtAlignment, align_c = kMaxLtAlignment;  // of addresses, in bytes
   auto operator<=>(const LtGemm&) const = default;
 
-  /// The same product of operands that lie there.
+  /// The product with the alignments of operands that lie there.
   LtGemm at(const void* a, const void* b, const void* c) const {
     LtGemm placed = *this;
     placed.align_a = lt_alignment(a);

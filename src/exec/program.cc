@@ -4,6 +4,7 @@
 
 #include "src/base/ceil_div_pod.h"
 #include "src/exec/gemm.h"
+#include "src/runtime/hash.h"
 #include "src/spec/heap_layout.h"
 
 namespace overlace::exec {
@@ -50,6 +51,8 @@ TensorView sub_box(const TensorView& whole, const spec::Box& box) {
   return t;
 }
 
+bool has_rows_of_product(const spec::Instance& instance) { return !instance.reads.empty() && !instance.writes.empty(); }
+
 }  // namespace
 
 SymBuffer Program::symmetric(int buffer, int copy) const {
@@ -67,6 +70,11 @@ base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& sche
   program->agreement = agreement;
   program->expansion = std::move(expansion).value();
   program->lanes = spec::lanes_of(program->expansion);
+  for (const spec::Instance& instance : program->expansion.instances) {
+    const bool multiplies = program->task(instance).kind == spec::Kind::gemm && has_rows_of_product(instance);
+    std::vector<spec::ProductRows>& rows = program->products.emplace_back();
+    if (multiplies) rows = spec::product_rows(schedule, program->expansion, instance);
+  }
   program->local.resize(schedule.buffers.size());
   for (size_t b = 0; b < schedule.buffers.size(); ++b) {
     if (schedule.buffers[b].space != spec::Space::local) continue;
@@ -177,6 +185,15 @@ double gemm_flops(const Program& program, const spec::Instance& instance) {
   for (const spec::Box& box : instance.reads[0])
     depth = std::max(depth, static_cast<double>(box.count[box.ndim - last]));
   return 2 * outputs * depth;
+}
+
+size_t hash_of_sizes(const spec::Schedule& schedule) {
+  uint64_t hash = runtime::hash_text(schedule.family, runtime::hash_text(schedule.op));
+  const auto mix = [&](int64_t value) { hash = runtime::mix_word(static_cast<uint64_t>(value), hash); };
+  for (const auto& [name, value] : schedule.params)
+    if (const auto* number = std::get_if<int64_t>(&value); number != nullptr) mix(*number);
+  for (const auto& [name, table] : schedule.tables) std::for_each(table.begin(), table.end(), mix);
+  return hash;
 }
 
 }  // namespace overlace::exec

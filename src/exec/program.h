@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "src/spec/heap_layout.h"
 #include "src/spec/issue.h"
 #include "src/spec/operators.h"
+#include "src/spec/products.h"
 
 namespace overlace::exec {
 
@@ -59,21 +61,29 @@ using spec::is_part;
 
 struct Program {
   spec::Schedule schedule;
+  uint64_t serial = 0;  // as in known_program, of the last one that asked
   std::string agreement;
   spec::Expansion expansion;
   std::shared_ptr<Shared> shared;
   std::vector<spec::LaneQueue> lanes;
+  std::vector<std::vector<spec::ProductRows>> products;  // per instance: of gemm tasks
   std::vector<uint64_t> local;  // per Schedule::buffers: offset of a local one in the workspace
   uint64_t workspace_bytes = 0;
-  void* workspace = nullptr;       // of the executor
-  std::shared_ptr<void> prepared;  // of the executor: plans, streams, events
-  Holds holds;                     // of captured calls
-  uint64_t capture = 0;            // of the executor: the last one that holds it
+  void* workspace = nullptr;                            // of the executor
+  std::shared_ptr<void> prepared;                       // of the executor: plans, streams, events
+  std::shared_ptr<void> note;                           // of the caller (note_of)
+  Holds holds;                                          // of captured calls
+  uint64_t capture = 0;                                 // of the executor: the last one that holds it
+  std::list<std::unique_ptr<Program>>::iterator place;  // where the channel keeps it
 
   int rank() const { return expansion.rank; }
   int ranks() const { return expansion.ranks; }
   const spec::Task& task(const spec::Instance& instance) const {
     return schedule.tasks[static_cast<size_t>(instance.task)];
+  }
+  /// The products of an instance of the expansion.
+  const std::vector<spec::ProductRows>& products_of(const spec::Instance& instance) const {
+    return products[static_cast<size_t>(&instance - expansion.instances.data())];
   }
   /// Id of a word of copy `copy`; a channel id, the same on all ranks.
   uint32_t id(int copy, int signal, int64_t slot) const {
@@ -84,6 +94,9 @@ struct Program {
   /// Symmetric memory of `buffer` in copy `copy`: the same block on every rank.
   SymBuffer symmetric(int buffer, int copy) const;
 };
+
+/// A hash of what most schedules differ in.
+size_t hash_of_sizes(const spec::Schedule& schedule);
 
 /// Its calls begin with a barrier.
 inline bool shares_memory(const Program& program) {

@@ -36,13 +36,32 @@ std::string call_name(Channel& channel, const spec::Schedule& schedule) {
 
 base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
                  const Bodies& bodies, const RunOptions& options) {
+  return run(
+      channel, schedule, [&] { return std::string(agreement); }, bindings, bodies, options);
+}
+
+Program* known_program(Channel& channel, const spec::Schedule& schedule, uint64_t serial) {
+  Cache* const known = Cache::known(channel);
+  return known == nullptr ? nullptr : known->find(schedule, serial);
+}
+
+std::shared_ptr<void>& note_of(Program& program) { return program.note; }
+
+std::shared_ptr<void>* note_of(Channel& channel) {
+  Cache* const known = Cache::known(channel);
+  return known == nullptr ? nullptr : &known->note;
+}
+
+base::Status run(Channel& channel, const spec::Schedule& schedule, const std::function<std::string()>& agreement,
+                 const Bindings& bindings, const Bodies& bodies, const RunOptions& options) {
   const base::NvtxRange range("operator", [&] { return call_name(channel, schedule); });
   if (Cache* known = Cache::known(channel); known != nullptr) known->begin_call();
-  OVERLACE_TRY(runtime::begin_call(channel, [&] { return agreement_key(schedule, agreement, options.local_param); }));
+  // By reference: a std::function allocates for as much as this captures.
+  const auto key = [&] { return agreement_key(schedule, agreement(), options.local_param); };
+  OVERLACE_TRY(runtime::begin_call(channel, std::cref(key)));
   base::Result<Cache*> cache = Cache::of(channel);
   if (!cache.ok()) return cache.status();
-  base::Result<Program*> program =
-      (*cache)->find_or_prepare(schedule, agreement, options.local_param, bindings, bodies);
+  base::Result<Program*> program = (*cache)->find_or_prepare(schedule, agreement, options, bindings, bodies);
   if (!program.ok()) return program.status();
   OVERLACE_TRY(check_bindings(**program, bindings));
   Shared& shared = *(*program)->shared;

@@ -2,12 +2,16 @@
 // for `reduce` and `tiles`.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "overlace/channel.h"
@@ -19,8 +23,46 @@
 
 namespace overlace::exec {
 
-/// Buffers of Space::argument by name. Peers' argument buffers are never touched.
-using Bindings = std::map<std::string, TensorView, std::less<>>;
+/// Memory of buffers of Space::argument by name: a handful, found by looking at each. Whoever keeps one binds the next
+/// call's memory to the same names without an allocation. Peers' argument buffers are never touched.
+class Bindings {
+ public:
+  using Bound = std::pair<std::string, TensorView>;
+
+  Bindings() = default;
+  Bindings(std::initializer_list<Bound> list) : list_(list) {}
+
+  auto begin() const { return list_.begin(); }
+  auto end() const { return list_.end(); }
+  std::vector<Bound>::const_iterator find(std::string_view name) const {
+    return std::find_if(list_.begin(), list_.end(), [&](const Bound& bound) { return bound.first == name; });
+  }
+  bool contains(std::string_view name) const { return find(name) != end(); }
+  /// Undefined where the name is new.
+  TensorView& operator[](std::string_view name) {
+    const auto at = static_cast<size_t>(find(name) - begin());
+    return at < list_.size() ? list_[at].second : list_.emplace_back(std::string(name), TensorView{}).second;
+  }
+
+ private:
+  std::vector<Bound> list_;
+};
+
+/// Takes a value out of its place, where an empty one stays, and gives it back when this goes: whoever comes to the
+/// place meanwhile, as a call inside a call does, has a value to itself. What the value has allocated is kept.
+template <class T>
+class TakenOut {
+ public:
+  explicit TakenOut(T& place) : value(std::exchange(place, T{})), place_(place) {}
+  ~TakenOut() { place_ = std::move(value); }
+  TakenOut(const TakenOut&) = delete;
+  TakenOut& operator=(const TakenOut&) = delete;
+
+  T value;
+
+ private:
+  T& place_;
+};
 
 /// What a part of a fused kernel does by itself on CPU ranks, where its body runs instance by instance.
 struct PartAccess {
@@ -50,12 +92,15 @@ using Body = std::function<base::Status(const BodyContext&)>;
 struct KernelContext {
   Channel& channel;
   const spec::Schedule& schedule;
+  const spec::Expansion& expansion;
   const Bindings* bindings = nullptr;                     // null in prepare
   std::map<std::string, uint64_t, std::less<>> memory{};  // symmetric buffers: offset of the first part in every heap
   uint64_t pitch = 0;                                     // from a part to the next
   int copies = 1;
   std::map<std::string, uint32_t, std::less<>> ids{};  // signals: id of slot 0
   std::shared_ptr<void>* state = nullptr;              // the kernel's own, alike for all programs that share the words
+  std::shared_ptr<void>* of_schedule = nullptr;        // the kernel's own, of this schedule
+  std::shared_ptr<void>* of_channel = nullptr;         // the kernels' own, of the channel
 };
 /// All tasks with wait_by: kernel of a schedule. `prepare`: before any rank makes the first call; may allocate.
 /// `copy_out`: behind a launch, rows of the part of the memory that it used; `from` is their place in the first part.
@@ -82,10 +127,13 @@ struct CopyOut {
   TensorView to{};
 };
 
+struct Program;
+
 struct RunOptions {
   base::Trace* trace = nullptr;    // cpu: filled on return. cuda: filled by collect_trace()
   std::string_view local_param{};  // the schedule's parameter that may differ between ranks: "N" of ag_gemm, "K"
   std::vector<CopyOut> copies_out{};
+  std::optional<Program*> known{};  // known_program, if the caller has asked
 };
 
 /// What a schedule needs on one rank before its first call: bytes of the symmetric heap and signal ids (the same on all
@@ -105,9 +153,20 @@ base::Result<Footprint> footprint(const spec::Schedule& schedule, int rank, int 
 /// returns when this rank's part is done. cuda: queued on the channel's stream; capturable after the first call with
 /// this schedule, and the graph then holds what the call uses until it is destroyed. An error behind the first piece of
 /// work that was queued aborts the runtime: the peers would wait for the rest.
-/// `agreement`: what must be equal on all ranks besides the schedule (less its `local_param`), in words.
+/// `agreement`: what must be equal on all ranks besides the schedule (less its `local_param`), in words; calls of one
+/// schedule have one.
+base::Status run(Channel& channel, const spec::Schedule& schedule, const std::function<std::string()>& agreement,
+                 const Bindings& bindings, const Bodies& bodies, const RunOptions& options = {});
 base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
                  const Bodies& bodies, const RunOptions& options = {});
+
+/// What the channel keeps of its earlier calls with this schedule, until its next call; null if it has made none.
+/// `serial`, not 0: of a schedule that never changes; schedules with one number are equal, and not compared.
+Program* known_program(Channel& channel, const spec::Schedule& schedule, uint64_t serial = 0);
+/// What the caller keeps with it.
+std::shared_ptr<void>& note_of(Program& program);
+/// What the caller keeps with the channel; null before its first call.
+std::shared_ptr<void>* note_of(Channel& channel);
 
 /// Why the channel's last call could not be made, known to all ranks of the team or to none, so that they may meet
 /// again and agree on another schedule.
@@ -125,9 +184,10 @@ spec::Schedule agreed_schedule(Channel& channel, std::string_view local_param, i
 /// goes, on any thread. Null before the first call. For whoever replays a call by other means than CUDA graphs.
 std::shared_ptr<void> hold_last_call(Channel& channel);
 
-/// In place of `run` by a rank whose arguments are wrong; gives back `why`. Where the peers' first call with this
-/// schedule agrees with all ranks, they learn of it there: they get the same error, naming this rank, and nothing has
-/// moved. A schedule that this channel has run before agrees with nobody: then only this rank knows.
+/// In place of `run` by a rank whose arguments are wrong; gives back `why`. Where the call agrees with all ranks, the
+/// peers learn of it there: they get the same error, naming this rank, and nothing has moved. A schedule that this
+/// channel has run before agrees with nobody: then only this rank knows, and its peers wait for the call. If ranks may
+/// meet all the same, as this channel runs the like by another schedule, too, this rank waits until they are there.
 base::Status refuse(Channel& channel, const spec::Schedule& schedule, std::string_view local_param,
                     const base::Status& why);
 

@@ -20,7 +20,7 @@ inline constexpr const char* kCallerLane = "sm 0";
 std::string labelled(std::string_view label, std::string_view name);
 /// Around what the host does for an instance, while it computes (cpu) or queues (cuda): called as its span is.
 base::NvtxRange task_range(const Call& call, const spec::Instance& instance);
-/// Of an instance's work; begin and end are still missing, as in all below.
+/// The span of an instance's work; begin and end are still missing, as in all below.
 base::Span work_span(const Call& call, const spec::Instance& instance);
 /// Named after the first of its waits.
 base::Span wait_span(const Call& call, const spec::ResolvedWait& first, const std::string& lane);

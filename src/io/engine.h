@@ -35,7 +35,7 @@ struct EngineChoice {
 /// for and refused, invalid_argument for other words.
 base::Result<EngineChoice> choose_engine(const std::string& engine = {});
 
-/// Of a read or write that has ended, well or not.
+/// A read or write that has ended, well or not.
 struct Completion {
   uint64_t tag = 0;
   int64_t bytes = 0;  // moved: all of them where status is ok

@@ -28,7 +28,7 @@ class File {
   File& operator=(const File&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Of a request that passes the cache by: at least a page for offsets, so that a page is never written both ways.
+  /// Alignment of direct requests: at least a page for offsets, so that a page is never written both ways.
   const Alignment& alignment() const { return alignment_; }
   bool is_direct() const { return is_direct_.load(std::memory_order_relaxed); }
   int descriptor(bool direct) const { return direct ? direct_fd_ : cached_fd_; }

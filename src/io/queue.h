@@ -18,7 +18,7 @@ struct QueueRequest {
   uint64_t id = 0;
 };
 
-/// As of pread and pwrite: bytes moved, or -errno.
+/// What pread and pwrite give: bytes moved, or -errno.
 struct QueueResult {
   uint64_t id = 0;
   int64_t result = 0;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::io {
 
 base::Result<Ring> Ring::make(int64_t slots, int64_t slot_bytes, std::span<std::byte> memory) {
@@ -46,8 +48,7 @@ base::Result<std::unique_ptr<StreamReader>> StreamReader::open(IoEngine* engine,
   // Chunks begin at multiples of a chunk, so that all but the first and last are whole pages.
   reader->first_ = offset - offset % options.chunk_bytes;
   reader->chunk_bytes_ = options.chunk_bytes;
-  reader->num_chunks_ =
-      bytes == 0 ? 0 : (reader->end_ - reader->first_ + options.chunk_bytes - 1) / options.chunk_bytes;
+  reader->num_chunks_ = bytes == 0 ? 0 : base::ceil_div(reader->end_ - reader->first_, options.chunk_bytes);
   reader->chunks_.resize(static_cast<size_t>(reader->ring_.slots()));
   OVERLACE_TRY(reader->ask());
   return reader;

@@ -30,7 +30,9 @@ constexpr int64_t kMaxChoices = 32;
 constexpr int64_t kMaxPosition = int64_t{1} << 40;
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr size_t kMaxShownBytes = 64;
-constexpr std::string_view kModelTypes = "llama, qwen2, qwen3, mistral, mixtral, qwen2_moe, qwen3_moe, gpt2, gpt3";
+constexpr int64_t kMaxSharedExperts = 1024;
+constexpr std::string_view kModelTypes =
+    "llama, qwen2, qwen3, mistral, mixtral, qwen2_moe, qwen3_moe, deepseek_v3, gpt2, gpt3";
 
 std::string shown(const Json& value) {
   std::string text = value.dump();
@@ -65,11 +67,11 @@ class Keys {
                         : invalid_argument("{}: key \"{}\" is {}, wanted {}", source_, name(key), shown(*got), wanted));
   }
 
-  int64_t integer(std::string_view key, int64_t max, std::optional<int64_t> absent = {}) {
+  int64_t integer(std::string_view key, int64_t max, std::optional<int64_t> absent = {}, int64_t min = 1) {
     const Json* v = value(key);
     if (v == nullptr && absent) return *absent;
-    if (v != nullptr && v->is_int() && v->as_int() >= 1 && v->as_int() <= max) return v->as_int();
-    fail_value(key, base::format("an integer from 1 to {}", max));
+    if (v != nullptr && v->is_int() && v->as_int() >= min && v->as_int() <= max) return v->as_int();
+    fail_value(key, base::format("an integer from {} to {}", min, max));
     return 1;
   }
   double positive(std::string_view key, std::optional<double> absent = {}) {
@@ -96,6 +98,9 @@ class Keys {
   /// not_supported unless the key is absent or has that value.
   void only(std::string_view key, bool supported) {
     if (boolean(key, supported) != supported) unsupported(key, supported ? "true" : "false");
+  }
+  void only_text(std::string_view key, std::string_view supported) {
+    if (text(key, supported) != supported) unsupported(key, supported);
   }
   void unsupported(std::string_view key, std::string_view can) {
     const Json* got = object_->find(key);
@@ -162,7 +167,7 @@ void parse_rope(Keys& keys, ModelConfig& config) {
 
 /// `layer_types` must agree with one kind of attention for all layers.
 void parse_window(Keys& keys, bool window_by_default, ModelConfig& config) {
-  // Of a window that is not used any number may stand there, 0 too.
+  // A window that is not used may be any number, 0 too.
   const bool is_used = keys.boolean("use_sliding_window", window_by_default);
   int64_t window = is_used ? keys.integer("sliding_window", kMaxPosition, 0) : 0;
   const Json* types = keys.value("layer_types");
@@ -196,12 +201,13 @@ void parse_window(Keys& keys, bool window_by_default, ModelConfig& config) {
 struct LlamaLike {
   std::string_view type;
   enum class Window { none, by_default, if_asked } window = Window::none;
-  enum class Experts { none, mixtral, qwen } experts = Experts::none;
+  enum class Experts { none, mixtral, qwen, deepseek } experts = Experts::none;
   bool attention_bias = false;  // key that gives q, k, v and o biases
   bool qkv_bias = false;        // there are, unless a key says otherwise
   bool mlp_bias = false;        // key
   bool qk_norm = false;
   bool shared_expert = false;
+  bool latent_attention = false;  // which there is none of here
   // What transformers takes where the key is missing.
   int64_t kv_heads = 0;  // 0: as many as heads
   double norm_eps = 1e-6, rope_theta = 10000;
@@ -230,6 +236,7 @@ constexpr LlamaLike kLlamaLike[] = {
      .attention_bias = true,
      .qk_norm = true,
      .kv_heads = 4},
+    {.type = "deepseek_v3", .experts = LlamaLike::Experts::deepseek, .latent_attention = true},
 };
 
 /// Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers, which may name layers that are not
@@ -282,20 +289,54 @@ void parse_experts(Keys& keys, const LlamaLike& like, ModelConfig& config) {
   if (std::count(experts.layers.begin(), experts.layers.end(), false) == 0) config.intermediate = 0;
 }
 
-/// Of types whose layers are dense.
+/// The first layers are dense. A missing key is as transformers takes it.
+void parse_deepseek_experts(Keys& keys, ModelConfig& config) {
+  Experts& experts = config.experts;
+  for (const char* key : {"n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
+                          "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "first_k_dense_replace"})
+    if (keys.is_null(key)) return keys.fail_value(key, "a value, or no such key");
+  experts.count = keys.integer("n_routed_experts", kMaxExperts, 256);
+  experts.per_token = keys.integer("num_experts_per_tok", kMaxChoices, 8);
+  experts.intermediate = keys.integer("moe_intermediate_size", kMaxIntermediate, 2048);
+  experts.shared = experts.intermediate * keys.integer("n_shared_experts", kMaxSharedExperts, 1, 0);
+  experts.is_shared_gated = false;
+  experts.scores = Scores::sigmoid;
+  experts.has_bias = true;
+  experts.groups = keys.integer("n_group", kMaxExperts, 8);
+  experts.kept_groups = keys.integer("topk_group", kMaxExperts, 4);
+  experts.renormalize = keys.boolean("norm_topk_prob", true);
+  experts.scale = keys.positive("routed_scaling_factor", 2.5);
+  const int64_t first = keys.integer("first_k_dense_replace", kMaxLayers, 3, 0);
+  for (int64_t layer = 0; layer < config.layers; ++layer) experts.layers.push_back(layer >= first);
+  keys.only_text("scoring_func", "sigmoid");
+  keys.only_text("topk_method", "noaux_tc");
+  if (keys.integer("moe_layer_freq", kMaxLayers, 1) != 1) keys.unsupported("moe_layer_freq", "1");
+  if (experts.count % experts.groups != 0)
+    return keys.fail_value("n_group", base::format("a divisor of n_routed_experts {}", experts.count));
+  if (experts.kept_groups > experts.groups)
+    return keys.fail_value("topk_group", base::format("at most n_group {}", experts.groups));
+  const int64_t eligible = experts.count / experts.groups * experts.kept_groups;
+  if (experts.per_token > eligible)
+    keys.fail_value("num_experts_per_tok",
+                    base::format("at most {}, the experts of topk_group {} groups", eligible, experts.kept_groups));
+}
+
+/// Refuses experts in types whose layers are dense.
 void refuse_experts(Keys& keys) {
   for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"})
     if (keys.value(key) != nullptr)
-      keys.unsupported(key, "none with this model_type; mixtral, qwen2_moe, qwen3_moe have experts");
+      keys.unsupported(key, "none with this model_type; mixtral, qwen2_moe, qwen3_moe, deepseek_v3 have experts");
 }
 
-void parse_llama_like(Keys& keys, const LlamaLike& like, ModelConfig& config) {
-  config.hidden = keys.integer("hidden_size", kMaxHidden);
-  config.layers = keys.integer("num_hidden_layers", kMaxLayers);
+/// Attention and the norms around it.
+void parse_attention(Keys& keys, const LlamaLike& like, ModelConfig& config) {
+  if (like.latent_attention)
+    return keys.unsupported("kv_lora_rank", base::format("model_type {} with `overlace run --part moe` alone, its "
+                                                         "router and experts",
+                                                         like.type));
   config.heads = keys.integer("num_attention_heads", kMaxHeads);
   const bool takes_default = like.kv_heads > 0 && !keys.is_null("num_key_value_heads");
   config.kv_heads = keys.integer("num_key_value_heads", kMaxHeads, takes_default ? like.kv_heads : config.heads);
-  config.intermediate = keys.integer("intermediate_size", kMaxIntermediate);
   config.norm_eps = keys.positive("rms_norm_eps", like.norm_eps);
   config.rope_theta = like.rope_theta;
   if (const Json* v = keys.value("head_dim"); v != nullptr) {
@@ -306,21 +347,33 @@ void parse_llama_like(Keys& keys, const LlamaLike& like, ModelConfig& config) {
                                  keys.source(), config.hidden, config.heads));
     config.head_dim = config.hidden / config.heads;
   }
-  const std::string activation = keys.text("hidden_act", "silu");
-  if (activation != "silu" && activation != "swish") keys.unsupported("hidden_act", "silu");
   config.o_bias = like.attention_bias && keys.boolean("attention_bias", false);
   config.qkv_bias = config.o_bias || (like.qkv_bias && keys.boolean("qkv_bias", true));
-  config.mlp_bias = like.mlp_bias && keys.boolean("mlp_bias", false);
   config.qk_norm = like.qk_norm;
-  if (like.experts == LlamaLike::Experts::none)
-    refuse_experts(keys);
-  else
-    parse_experts(keys, like, config);
   if (like.window != LlamaLike::Window::none) parse_window(keys, like.window == LlamaLike::Window::by_default, config);
   parse_rope(keys, config);
   if (config.head_dim % 2 != 0)
     keys.fail(invalid_argument("{}: the head dimension is {}, wanted an even number for RoPE", keys.source(),
                                config.head_dim));
+}
+
+void parse_llama_like(Keys& keys, const LlamaLike& like, ModelConfig& config) {
+  config.hidden = keys.integer("hidden_size", kMaxHidden);
+  config.layers = keys.integer("num_hidden_layers", kMaxLayers);
+  const bool is_deepseek = like.experts == LlamaLike::Experts::deepseek;
+  config.intermediate =
+      keys.integer("intermediate_size", kMaxIntermediate, is_deepseek ? std::optional<int64_t>(18432) : std::nullopt);
+  const std::string activation = keys.text("hidden_act", "silu");
+  if (activation != "silu" && activation != "swish") keys.unsupported("hidden_act", "silu");
+  config.mlp_bias = like.mlp_bias && keys.boolean("mlp_bias", false);
+  if (config.has_attention()) parse_attention(keys, like, config);
+  if (like.experts == LlamaLike::Experts::none) {
+    refuse_experts(keys);
+  } else if (is_deepseek) {
+    parse_deepseek_experts(keys, config);
+  } else {
+    parse_experts(keys, like, config);
+  }
 }
 
 void parse_gpt2(Keys& keys, ModelConfig& config) {
@@ -351,6 +404,20 @@ void parse_gpt2(Keys& keys, ModelConfig& config) {
   keys.only("add_cross_attention", false);
 }
 
+/// For Part::moe: the layers with experts are all there are.
+Status keep_experts(ModelConfig* config) {
+  for (int64_t layer = 0; layer < config->layers; ++layer)
+    if (config->has_experts(layer)) config->numbers.push_back(layer);
+  if (config->numbers.empty())
+    return invalid_argument("{}: --part is moe, but no layer has experts, wanted all, or a model with experts",
+                            config->name);
+  config->layers = static_cast<int64_t>(config->numbers.size());
+  config->experts.layers.assign(config->numbers.size(), true);
+  config->intermediate = 0;
+  config->positions = Positions::none;
+  return {};
+}
+
 Status check_heads(const ModelConfig& config, std::string_view source) {
   if (config.heads % config.kv_heads != 0)
     return invalid_argument("{}: key \"num_attention_heads\" is {}, wanted a multiple of num_key_value_heads {}",
@@ -374,7 +441,7 @@ Result<std::string> read_text(const std::string& path) {
 
 }  // namespace
 
-Result<ModelConfig> parse_config(std::string_view json, std::string_view source) {
+Result<ModelConfig> parse_config(std::string_view json, std::string_view source, Part part) {
   Result<Json> parsed = Json::parse(json, source);
   if (!parsed.ok()) return parsed.status();
   if (!parsed->is_object())
@@ -382,6 +449,7 @@ Result<ModelConfig> parse_config(std::string_view json, std::string_view source)
   Keys keys(*parsed, std::string(source));
   ModelConfig config;
   config.name = source;
+  config.part = part;
   config.model_type = keys.text("model_type", "");
   if (config.model_type.empty()) keys.fail_value("model_type", "one of " + std::string(kModelTypes));
   if (keys.value("quantization_config") != nullptr) keys.unsupported("quantization_config", "none");
@@ -397,7 +465,7 @@ Result<ModelConfig> parse_config(std::string_view json, std::string_view source)
     keys.unsupported("model_type", kModelTypes);
   }
   if (!keys.status().ok()) return keys.status();
-  OVERLACE_TRY(check_heads(config, source));
+  OVERLACE_TRY(config.has_attention() ? check_heads(config, source) : keep_experts(&config));
   return config;
 }
 
@@ -407,10 +475,10 @@ std::vector<std::string> shipped_configs() {
   return names;
 }
 
-Result<ModelConfig> load_config(const std::string& name_or_path) {
+Result<ModelConfig> load_config(const std::string& name_or_path, Part part) {
   std::string names;
   for (const ShippedConfig& shipped : shipped_config_data()) {
-    if (shipped.name == name_or_path) return parse_config(shipped.json, shipped.name);
+    if (shipped.name == name_or_path) return parse_config(shipped.json, shipped.name, part);
     names += (names.empty() ? "" : ", ") + std::string(shipped.name);
   }
   struct stat info {};
@@ -423,7 +491,7 @@ Result<ModelConfig> load_config(const std::string& name_or_path) {
   const std::string path = S_ISDIR(info.st_mode) ? name_or_path + "/config.json" : name_or_path;
   Result<std::string> text = read_text(path);
   if (!text.ok()) return text.status();
-  return parse_config(*text, path);
+  return parse_config(*text, path, part);
 }
 
 }  // namespace overlace::model

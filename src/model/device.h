@@ -2,13 +2,17 @@
 // channel's stream in order (cpu: done on return).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "overlace/channel.h"
 #include "overlace/tensor.h"
 #include "src/base/status.h"
+#include "src/base/trace.h"
 #include "src/model/config.h"
 #include "src/model/weights_pod.h"
 
@@ -54,12 +58,50 @@ struct ActivationArgs {
   TensorView in, out;
 };
 
+/// Copies into a device beside its computation. Two queues, each of which runs in its order. Which of the two comes
+/// first only events say: numbers from 0 to one less than the lane was made for. One thread queues copies, another one
+/// may queue computation.
+class CopyLane {
+ public:
+  enum class Queue { computation, copies };
+  /// Seconds, of what has ended: in copies, and of computation between begin_wait() and the event that it waits for.
+  struct Times {
+    double copied_s = 0, waited_s = 0;
+  };
+
+  /// Waits for the copies.
+  virtual ~CopyLane() = default;
+  /// Once, on the thread that will queue copies and has nothing else to do.
+  virtual base::Status enter() = 0;
+  /// `host` (Device::alloc_host) and `device` stay as they are until the copy has run. `span`: its times are missing.
+  virtual base::Status copy(const void* host, void* device, int64_t bytes, base::Span span) = 0;
+  /// The event comes behind what the queue has now. An event is always of the same queue.
+  virtual base::Status record(Queue queue, int event) = 0;
+  /// What the queue gets from now on comes behind the event as it was recorded last; nothing where it never was.
+  virtual base::Status wait(Queue queue, int event) = 0;
+  /// Computation has come to where it wants what the next wait() of its queue is for.
+  virtual base::Status begin_wait() = 0;
+  /// The host waits for an event; timeout after as long as the runtime waits for a peer.
+  virtual base::Status synchronize(int event) = 0;
+  virtual Times times() = 0;
+  /// Spans of copies since the last call, none at the first one; of many the first ones. Synchronises the device.
+  virtual base::Result<std::vector<base::Span>> take_spans() = 0;
+};
+
+/// Spans of copies that are kept for a timeline.
+inline constexpr size_t kMostTransfers = 4096;
+
 class Device {
  public:
   virtual ~Device() = default;
   /// 256-byte aligned, not initialised. out_of_memory with the bytes asked and `what`.
   virtual base::Result<void*> alloc(int64_t bytes, std::string_view what) = 0;
   virtual void free(void* block) = 0;
+  /// Memory of the host, where copies of a lane come from; else as alloc() gives it.
+  virtual base::Result<void*> alloc_host(int64_t bytes, std::string_view what) = 0;
+  virtual void free_host(void* block) = 0;
+  /// With so many events. Null where computation reads memory of the host as it is.
+  virtual base::Result<std::unique_ptr<CopyLane>> make_copy_lane(int events) = 0;
   /// `host` may be reused on return.
   virtual base::Status upload(const void* host, void* device, int64_t bytes) = 0;
   /// Waits for earlier work.
@@ -72,6 +114,8 @@ class Device {
   virtual base::Status add_norm(const AddNormArgs& args) = 0;
   virtual base::Status rope(const RopeArgs& args) = 0;
   virtual base::Status attention(const AttentionArgs& args) = 0;
+  /// What computed the last attention(): "cpu"; on GPUs "plain kernel", such as "cudnn 9.13.0", or empty.
+  virtual std::string attention_by() const = 0;
   virtual base::Status activation(const ActivationArgs& args) = 0;
 };
 

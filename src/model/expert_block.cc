@@ -24,14 +24,16 @@ TensorView stack_of(const TensorView& matrix) {
 /// Rows that are all of one expert.
 ops::moe::PoolLayout one_expert(int64_t rows) { return {.base = {0, rows}, .load = {rows}, .first = {0}}; }
 
-/// out = sums + sigmoid(x router^T) (act(x gate^T) (x up^T)) down^T.
+/// out = sums + g (act(x gate^T) (x up^T)) down^T, where g is sigmoid(x router^T), or 1 without that router.
 Status add_shared_expert(const LayerWeights& w, const TensorView& x, Rows& sums, const TensorView& out) {
   const int64_t rows = x.dim(0), hidden = x.dim(1);
   if (rows == 0) return {};
-  std::vector<float> weights(static_cast<size_t>(rows));
-  const TensorView logits = TensorView::contiguous(weights.data(), DType::fp32, {rows, 1});
-  OVERLACE_TRY(exec::cpu_gemm({.a = x, .b = w.shared_router.transposed(), .c = logits}));
-  for (float& weight : weights) weight = 1 / (1 + std::exp(-weight));
+  std::vector<float> weights(static_cast<size_t>(rows), 1.0f);
+  if (w.shared_router.defined()) {
+    const TensorView logits = TensorView::contiguous(weights.data(), DType::fp32, {rows, 1});
+    OVERLACE_TRY(exec::cpu_gemm({.a = x, .b = w.shared_router.transposed(), .c = logits}));
+    for (float& weight : weights) weight = 1 / (1 + std::exp(-weight));
+  }
   const ops::moe::Experts shared{.w1 = stack_of(w.shared_up), .w2 = stack_of(w.shared_down)};
   base::Result<Rows> y = ops::moe::run_experts(shared, one_expert(rows), x, weights);
   if (!y.ok()) return y.status();
@@ -71,7 +73,12 @@ base::Result<int64_t> run_expert_block(Channel& channel, const ModelConfig& conf
   router.w_gate = w.router;
   router.idx = TensorView::contiguous(args.chosen, DType::i32, {rows, k});
   router.weights = TensorView::contiguous(weights.data(), DType::fp32, {rows, k});
+  if (experts.has_bias) router.bias = TensorView::contiguous(w.router_bias.data, DType::fp32, {experts.count});
+  router.score = experts.scores == Scores::sigmoid ? "sigmoid" : "softmax";
   router.renormalize = experts.renormalize;
+  router.num_groups = static_cast<int>(experts.groups);
+  router.kept_groups = static_cast<int>(experts.kept_groups);
+  router.route_scale = experts.scale;
   OVERLACE_TRY(traced(channel, "router", [&] { ops::choose_experts(router); }));
   ops::MoeArgs moe;
   moe.x = args.x;

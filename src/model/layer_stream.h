@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -11,7 +12,7 @@
 
 #include "src/base/status.h"
 #include "src/base/trace.h"
-#include "src/io/alignment.h"
+#include "src/model/device.h"
 #include "src/model/layer_weights.h"
 #include "src/offload/block_stream.h"
 
@@ -40,38 +41,63 @@ base::Result<Placement> place_layers(const ModelConfig& config, const Problem& p
 
 struct WeightStats {
   int64_t resident_layers = 0, streamed_layers = 0, layer_bytes = 0, passes = 0;
-  double transfer_s = 0;  // to fill slots, beside the layers
+  double transfer_s = 0;  // to fill slots, beside the layers: the longer of reading and copying, where both go on
   double waited_s = 0;    // by the layers, for slots
   double disk_s = 0;      // of transfer_s, by whoever fills, for the disk
 };
 
-/// Layers one after the other, over and over, each filled into a slot while those before it are used. On CPU ranks.
+/// Layers one after the other, over and over, each filled into a slot while those before it are used. Slots are memory
+/// of the device. Where it has a lane of copies, a fill queues the copy from pinned memory and does not wait for it:
+/// the copy comes behind the computation that used its slot, and computation behind the copy, by events.
 class LayerStream {
  public:
-  /// Of the layers that `placement` does not keep. From host memory, which is filled here, or from the files.
+  /// A stream of the layers that `placement` does not keep, from host memory, which is filled here, or from the files.
+  /// `device` outlives the stream. `timeout_ms`: longest that a layer may take; 0: OVERLACE_TIMEOUT_S.
   static base::Result<std::unique_ptr<LayerStream>> open(const ModelConfig& config, const Problem& problem,
-                                                         const LayerLayout& layout, const Placement& placement);
-  /// Blocks until the layer is there; the next of the order.
+                                                         const LayerLayout& layout, const Placement& placement,
+                                                         Device& device, int64_t timeout_ms = 0);
+  /// Waits for what is under way. What computes with a layer must have ended.
+  ~LayerStream();
+  LayerStream(const LayerStream&) = delete;
+  LayerStream& operator=(const LayerStream&) = delete;
+
+  /// The next of the order, for what is queued from now on. Blocks until the layer is there, or its copy is queued.
   base::Result<LayerWeights> acquire(int64_t layer);
+  /// Behind all that uses the layer and is queued.
   base::Status release(int64_t layer);
   void add_to(WeightStats* stats) const;
-  /// Spans of lane "io 0", in order, since the last call; of many the first ones.
-  std::vector<base::Span> take_transfers();
+  /// Spans of lane "io 0", in order, since the last call; of many the first ones. CopyLane::take_spans of a device.
+  base::Result<std::vector<base::Span>> take_transfers();
 
  private:
-  LayerStream(const LayerLayout& layout, Weights weights) : layout_(layout), weights_(std::move(weights)) {}
+  LayerStream(const LayerLayout& layout, Weights weights, Device& device)
+      : layout_(layout), weights_(std::move(weights)), device_(device) {}
+  base::Status make_slots(bool from_disk);
   base::Status rest(const std::vector<int64_t>& layers);
-  base::Status open_disk(const std::vector<int64_t>& layers, const std::vector<int>& order);
+  base::Status open_disk(const std::vector<int64_t>& layers, const std::vector<int>& order, int64_t timeout_ms);
   base::Status fill(int64_t layer, std::span<std::byte> slot);
   base::Status bring(int64_t layer, std::span<std::byte> slot);
+  base::Status read(int64_t layer, std::span<std::byte> slot);
+  base::Status copy(int64_t layer, std::span<std::byte> slot);
+  int number_of(int64_t layer) const { return number_[static_cast<size_t>(layer)]; }
+  int64_t slot_bytes() const;
+  /// The slot of a block that lies in the device's slots.
+  int64_t slot_of(const std::byte* block) const { return (block - slots_.data()) / slot_bytes(); }
 
   const LayerLayout layout_;
-  Weights weights_;            // from opening on the filling thread has it alone
-  std::vector<int> number_;    // by layer, in the stream; -1: resident
-  io::AlignedBuffer resting_;  // all streamed layers, where they come from host memory
+  Weights weights_;  // from opening on the filling thread has it alone
+  Device& device_;
+  std::vector<int> number_;              // by layer, in the stream; -1: resident
+  std::vector<std::byte*> resting_;      // the streamed layers, where they come from host memory
+  std::span<std::byte> slots_;           // of a device with a lane
+  std::vector<std::byte*> staging_;      // of each slot, pinned, where layers come from files to such a device
+  std::deque<const std::byte*> in_use_;  // where the layers in use lie, the first first
   std::mutex transfers_mutex_;
   std::vector<base::Span> transfers_;
-  std::atomic<int64_t> disk_ns_ = 0;              // that the filling thread waited for the disk
+  std::atomic<int64_t> brought_ns_ = 0;           // that the filling thread brought layers into memory of the host
+  std::atomic<int64_t> disk_ns_ = 0;              // of that, waited for the disk
+  bool has_entered_ = false;                      // the filling thread, the lane
+  std::unique_ptr<CopyLane> lane_;                // none where slots are memory of the host
   std::unique_ptr<offload::BlockStream> disk_;    // raw ranges of the files; the filling thread has it alone
   std::unique_ptr<offload::BlockStream> stream_;  // last: its thread uses what is above
 };

@@ -31,13 +31,15 @@ LayerLayout::LayerLayout(const ModelConfig& config, const Shard& shard, DType dt
   place(&LayerWeights::shared_up, {Weight::shared_gate, Weight::shared_up});
   place(&LayerWeights::shared_down, {Weight::shared_down});
   place(&LayerWeights::shared_router, {Weight::shared_router});
+  place(&LayerWeights::router_bias, {Weight::router_bias});
 }
 
-/// The parts one below the other (vectors: one beside the other) in one tensor.
+/// The parts, of one dtype, one below the other (vectors: one beside the other) in one tensor.
 void LayerLayout::add(const ModelConfig& config, const Shard& shard, TensorView LayerWeights::*tensor,
                       std::initializer_list<Weight> weights) {
-  const auto element = static_cast<int64_t>(dtype_bytes(dtype_));
-  Place place{tensor, bytes_, 0, 0};
+  const DType dtype = weight_dtype(*weights.begin(), dtype_);
+  const auto element = static_cast<int64_t>(dtype_bytes(dtype));
+  Place place{tensor, dtype, bytes_, 0, 0};
   for (const Weight weight : weights) {
     if (!has_weight(config, weight, layer_)) continue;
     const WeightBox box = shard_box(config, shard, weight);
@@ -55,12 +57,13 @@ LayerWeights LayerLayout::at(void* block) const {
   LayerWeights out;
   for (const Place& place : places_)
     out.*place.tensor =
-        TensorView::contiguous(static_cast<char*>(block) + place.offset, dtype_, {place.rows, place.cols});
+        TensorView::contiguous(static_cast<char*>(block) + place.offset, place.dtype, {place.rows, place.cols});
   return out;
 }
 
 TensorView LayerLayout::view_of(const Part& part, void* block) const {
-  return TensorView::contiguous(static_cast<char*>(block) + part.offset, dtype_, {part.box.rows, part.box.cols});
+  return TensorView::contiguous(static_cast<char*>(block) + part.offset, weight_dtype(part.weight, dtype_),
+                                {part.box.rows, part.box.cols});
 }
 
 base::Status LayerLayout::read(Weights& weights, int64_t layer, std::byte* block,

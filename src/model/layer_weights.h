@@ -25,9 +25,10 @@ struct LayerWeights {
   TensorView router, expert_up, expert_down;        // as Weight has them, but my experts'; undefined without any
   TensorView shared_up, shared_down;                // whole, as up and down
   TensorView shared_router;                         // (1, hidden)
+  TensorView router_bias;                           // (1, experts) fp32
 };
 
-/// Of one layer; layers without experts have the same, and so have those with them.
+/// The layout of one layer; layers without experts have the same, and so have those with them.
 class LayerLayout {
  public:
   /// One weight of the checkpoint, or rows or columns of it: a tensor of LayerWeights has one to three.
@@ -50,6 +51,7 @@ class LayerLayout {
  private:
   struct Place {
     TensorView LayerWeights::*tensor;
+    DType dtype = DType::fp32;
     int64_t offset = 0, rows = 0, cols = 0;
   };
   void add(const ModelConfig& config, const Shard& shard, TensorView LayerWeights::*tensor,

@@ -16,7 +16,7 @@ struct OffloadRates {
   double disk_bytes_per_s = 0;  // of the host's disk, which all ranks share
 };
 
-/// Of each rank; layers are whole.
+/// The plan of each rank; layers are whole.
 struct OffloadPlan {
   int64_t micro_batch = 0;
   int64_t layer_bytes = 0, activation_bytes = 0;

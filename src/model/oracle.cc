@@ -1,14 +1,13 @@
 // The stack in fp64 on whole matrices, without shards, operators or devices: what Stack is compared with.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
-#include <numeric>
 #include <optional>
-#include <set>
+#include <span>
 #include <utility>
 
 #include "src/base/half.h"
+#include "src/model/expert_choice.h"
 #include "src/model/oracle_math.h"
 #include "src/model/rope.h"
 #include "src/model/sharding.h"
@@ -37,6 +36,8 @@ double activate(Activation kind, double x) {
   }
   return x;
 }
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 class Oracle {
  public:
@@ -71,6 +72,15 @@ class Oracle {
     return {};
   }
 
+  /// For Part::moe: sum += what the block of experts gives.
+  Status experts_alone(int64_t index, const Matrix& h, Matrix& sum) {
+    layer_ = index;
+    Matrix out;
+    OVERLACE_TRY(expert_block(h, out));
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += out[i];
+    return {};
+  }
+
   double gap() const { return gap_; }
 
  private:
@@ -97,9 +107,11 @@ class Oracle {
   /// The shared expert's part, of every token.
   Status add_shared_expert(const Matrix& h, Matrix& out) {
     Matrix y, logits;
-    OVERLACE_TRY(project(h, Weight::shared_router, {}, logits));
+    const bool is_gated = config_.experts.is_shared_gated;
+    if (is_gated) OVERLACE_TRY(project(h, Weight::shared_router, {}, logits));
     OVERLACE_TRY(mlp(h, kShared, y));
-    for (size_t i = 0; i < out.size(); ++i) out[i] += y[i] / (1 + std::exp(-logits[i / size(config_.hidden)]));
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] += is_gated ? y[i] * sigmoid(logits[i / size(config_.hidden)]) : y[i];
     return {};
   }
 
@@ -133,41 +145,68 @@ class Oracle {
     return config_.experts.shared > 0 ? add_shared_expert(h, out) : Status();
   }
 
-  /// Weights of the experts of each token: of those given, else of those with the largest logits.
+  /// Weights of the experts of each token: of those given, else of those with the largest keys.
   Status route(const Matrix& h, Matrix& shares) {
-    const auto count = size(config_.experts.count), k = size(config_.experts.per_token);
-    Matrix logits;
+    const Experts& experts = config_.experts;
+    const auto count = size(experts.count), k = size(experts.per_token), tokens = size(problem_.tokens);
+    Matrix logits, bias;
     OVERLACE_TRY(project(h, Weight::router, {}, logits));
+    OVERLACE_TRY(weight(Weight::router_bias, bias));
     double squares = 0;
     for (const double value : logits) squares += value * value;
     const double rms = std::sqrt(squares / static_cast<double>(logits.size()));
     shares.assign(logits.size(), 0.0);
-    const auto tokens = size(problem_.tokens);
     for (size_t t = 0; t < tokens; ++t) {
-      const double* of = logits.data() + t * count;
-      std::vector<int32_t> order(count);
-      std::iota(order.begin(), order.end(), 0);
-      std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return of[a] > of[b]; });
-      std::vector<int32_t> chosen(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k));
-      if (!given_.empty()) {
+      const std::span<const double> of(logits.data() + t * count, count);
+      const Matrix keys = keys_of(of, bias);
+      std::vector<int32_t> chosen;
+      if (given_.empty()) {
+        chosen = best_experts(keys, experts);
+      } else {
         const auto first = given_.begin() + static_cast<std::ptrdiff_t>((size(layer_) * tokens + t) * k);
         chosen.assign(first, first + static_cast<std::ptrdiff_t>(k));
       }
-      const std::set<int32_t> different(chosen.begin(), chosen.end());
-      if (different.size() != k || *different.begin() < 0 || size(*different.rbegin()) >= count) {
-        gap_ = std::numeric_limits<double>::infinity();
-        continue;
-      }
-      double least = of[*different.begin()], sum = 0;
-      for (const int32_t e : chosen) least = std::min(least, of[e]);
-      for (size_t i = 0; i < k; ++i)
-        if (!different.contains(order[i])) gap_ = std::max(gap_, (of[order[i]] - least) / rms);
-      for (size_t e = 0; e < count; ++e)
-        if (!config_.experts.renormalize || different.contains(static_cast<int32_t>(e)))
-          sum += std::exp(of[e] - of[order[0]]);
-      for (const int32_t e : chosen) shares[t * count + size(e)] = std::exp(of[e] - of[order[0]]) / sum;
+      const double gap = in_logits(choice_gap(keys, chosen, experts), keys) / rms;
+      gap_ = std::max(gap_, gap);
+      if (std::isinf(gap)) continue;
+      const Matrix scores = scores_of(of);
+      double sum = 0;
+      for (const int32_t e : chosen) sum += scores[size(e)];
+      sum = experts.renormalize ? sum + 1e-20 : 1;  // as the router: a bias may choose scores that are nearly 0
+      for (const int32_t e : chosen) shares[t * count + size(e)] = scores[size(e)] / sum * experts.scale;
     }
     return {};
+  }
+
+  Matrix scores_of(std::span<const double> logits) const {
+    Matrix out(logits.begin(), logits.end());
+    if (config_.experts.scores == Scores::sigmoid) {
+      for (double& value : out) value = sigmoid(value);
+      return out;
+    }
+    const double largest = *std::max_element(out.begin(), out.end());
+    double sum = 0;
+    for (double& value : out) sum += value = std::exp(value - largest);
+    for (double& value : out) value /= sum;
+    return out;
+  }
+
+  /// What a choice is by. The largest softmax scores are those of the largest logits.
+  Matrix keys_of(std::span<const double> logits, const Matrix& bias) const {
+    if (config_.experts.scores == Scores::softmax) return Matrix(logits.begin(), logits.end());
+    Matrix out = scores_of(logits);
+    for (size_t e = 0; e < bias.size(); ++e) out[e] += bias[e];
+    return out;
+  }
+
+  /// A gap of keys as one of the logits behind them, of which a sigmoid keeps a quarter at most. Keys are held in fp32:
+  /// both may be off by the rounding of a sigmoid, of its sum with the bias and of a group's sum, which is two ulps of
+  /// the largest each.
+  double in_logits(double gap, const Matrix& keys) const {
+    if (config_.experts.scores == Scores::softmax) return gap;
+    double largest = 0;
+    for (const double key : keys) largest = std::max(largest, std::abs(key));
+    return 4 * std::max(gap - 0x1p-21 * largest, 0.0);
   }
 
   /// The whole weight after its rounding to the problem's dtype; empty if the model has none.
@@ -178,20 +217,20 @@ class Oracle {
     if (stop_.stop_requested()) return base::error(Errc::aborted, "oracle: stopped by its caller");
     if (!has_weight(config_, which, layer_)) return {};
     out.resize(size(shape.rows * shape.cols));
-    std::vector<char> stored(out.size() * dtype_bytes(problem_.dtype));
+    const DType dtype = weight_dtype(which, problem_.dtype);
+    std::vector<char> stored(out.size() * dtype_bytes(dtype));
     if (weights_.is_seeded()) {
       const SeededMatrix made = weights_.seeded(layer_, which, shape);
-      const auto row_bytes = shape.cols * static_cast<int64_t>(dtype_bytes(problem_.dtype));
+      const auto row_bytes = shape.cols * static_cast<int64_t>(dtype_bytes(dtype));
       parallel_for(shape.rows, threads_, [&](int64_t begin, int64_t end) {
         SeededMatrix part = made;
         part.first_row += begin;
-        fill_seeded(part, end - begin, shape.cols, problem_.dtype, stored.data() + begin * row_bytes);
+        fill_seeded(part, end - begin, shape.cols, dtype, stored.data() + begin * row_bytes);
       });
     } else {
       OVERLACE_TRY(weights_.read(layer_, which, shape, stored.data()));
     }
-    for (size_t i = 0; i < out.size(); ++i)
-      out[i] = base::load_element(stored.data(), problem_.dtype, static_cast<int64_t>(i));
+    for (size_t i = 0; i < out.size(); ++i) out[i] = base::load_element(stored.data(), dtype, static_cast<int64_t>(i));
     return {};
   }
 
@@ -297,9 +336,11 @@ Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& pro
       x[i] = base::load_element(rounded, problem.dtype, 0);
     }
     Oracle run(config, problem, *weights, **math, threads, stop, given);
-    for (int64_t layer = 0; layer < problem.layers; ++layer) OVERLACE_TRY(run.layer(layer, x));
+    std::vector<double> sum(config.has_attention() ? 0 : x.size());
+    for (int64_t layer = 0; layer < problem.layers; ++layer)
+      OVERLACE_TRY(config.has_attention() ? run.layer(layer, x) : run.experts_alone(layer, x, sum));
     if (choices != nullptr) choices->gap = run.gap();
-    return x;
+    return config.has_attention() ? x : sum;
   } catch (...) {
     return base::status_of_current_exception();
   }

@@ -15,8 +15,8 @@ constexpr int64_t kMaxTokens = int64_t{1} << 31;
 
 Status check_problem(const ModelConfig& config, const Problem& problem) {
   if (problem.layers < 1 || problem.layers > config.layers)
-    return invalid_argument("layers is {}, wanted 1 to {}, the layers of {}", problem.layers, config.layers,
-                            config.name);
+    return invalid_argument("layers is {}, wanted 1 to {}, the layers {}of {}", problem.layers, config.layers,
+                            config.has_attention() ? "" : "with experts ", config.name);
   if (problem.tokens < 1 || problem.tokens > kMaxTokens)
     return invalid_argument("tokens is {}, wanted 1 to {}", problem.tokens, kMaxTokens);
   if (problem.sequence_length < 1 || problem.tokens % problem.sequence_length != 0)
@@ -36,6 +36,22 @@ Status check_problem(const ModelConfig& config, const Problem& problem) {
   return {};
 }
 
+/// Equally, or KV heads replicated.
+Status share_heads(const ModelConfig& config, Shard* shard) {
+  const int ranks = shard->ranks;
+  if (config.heads % ranks != 0)
+    return invalid_argument("{} has {} attention heads, which {} ranks cannot share equally", config.name, config.heads,
+                            ranks);
+  if (config.kv_heads % ranks != 0 && ranks % config.kv_heads != 0)
+    return invalid_argument("{} has {} KV heads, which {} ranks can neither share equally nor replicate equally",
+                            config.name, config.kv_heads, ranks);
+  shard->heads = config.heads / ranks;
+  shard->first_head = shard->heads * shard->rank;
+  shard->kv_heads = std::max<int64_t>(config.kv_heads / ranks, 1);
+  shard->first_kv_head = shard->first_head / (config.heads / config.kv_heads);
+  return {};
+}
+
 }  // namespace
 
 std::pair<int64_t, int64_t> token_rows(int64_t tokens, int rank, int ranks) {
@@ -47,24 +63,15 @@ Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int 
   OVERLACE_TRY(check_problem(config, problem));
   if (ranks < 1 || rank < 0 || rank >= ranks)
     return invalid_argument("rank is {} of {} ranks, wanted 0 <= rank < ranks", rank, ranks);
-  if (config.heads % ranks != 0)
-    return invalid_argument("{} has {} attention heads, which {} ranks cannot share equally", config.name, config.heads,
-                            ranks);
-  if (config.kv_heads % ranks != 0 && ranks % config.kv_heads != 0)
-    return invalid_argument("{} has {} KV heads, which {} ranks can neither share equally nor replicate equally",
-                            config.name, config.kv_heads, ranks);
+  Shard shard;
+  shard.rank = rank;
+  shard.ranks = ranks;
+  if (config.has_attention()) OVERLACE_TRY(share_heads(config, &shard));
   const bool has_dense = config.expert_layers(problem.layers) < problem.layers;
   if (has_dense && config.intermediate % ranks != 0)
     return invalid_argument("{} has intermediate size {}, which {} ranks cannot share equally", config.name,
                             config.intermediate, ranks);
-  Shard shard;
-  shard.rank = rank;
-  shard.ranks = ranks;
   std::tie(shard.first_row, shard.rows) = token_rows(problem.tokens, rank, ranks);
-  shard.heads = config.heads / ranks;
-  shard.first_head = shard.heads * rank;
-  shard.kv_heads = std::max<int64_t>(config.kv_heads / ranks, 1);
-  shard.first_kv_head = shard.first_head / (config.heads / config.kv_heads);
   shard.intermediate = has_dense ? config.intermediate / ranks : 0;
   shard.first_intermediate = shard.intermediate * rank;
   shard.first_expert = config.experts.count * rank / ranks;
@@ -109,6 +116,7 @@ WeightBox shard_box(const ModelConfig& config, const Shard& shard, Weight weight
 Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& problem, int ranks) {
   const Result<Shard> made = make_shard(config, problem, 0, ranks);
   if (!made.ok()) return made.status();
+  if (!config.has_attention()) return std::vector<Site>{};
   const Shard& shard = made.value();
   spec::OpSpec base_spec;
   base_spec.m = problem.micro_batch > 0 ? std::min(problem.micro_batch, problem.tokens) : problem.tokens;

@@ -80,6 +80,17 @@ constexpr std::string_view kQwen3_30B_A3B = R"({
   "mlp_only_layers": []
 })";
 
+// Its attention is latent: it runs with Part::moe alone.
+constexpr std::string_view kDeepSeekV3 = R"({
+  "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+  "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+  "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "hidden_act": "silu",
+  "max_position_embeddings": 163840, "rms_norm_eps": 1e-06, "n_routed_experts": 256, "num_experts_per_tok": 8,
+  "n_shared_experts": 1, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "moe_layer_freq": 1, "n_group": 8,
+  "topk_group": 4, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": true,
+  "routed_scaling_factor": 2.5
+})";
+
 // GPT-3 175B (arXiv 2005.14165, table 2.1) with GPT-2's keys. Its locally banded layers run dense here.
 constexpr std::string_view kGpt3_175B = R"({
   "model_type": "gpt3", "n_embd": 12288, "n_layer": 96, "n_head": 96, "n_inner": 49152, "n_positions": 2048,
@@ -97,6 +108,7 @@ constexpr ShippedConfig kShipped[] = {
     {"Mixtral-8x7B", kMixtral8x7B},
     {"Qwen1.5-MoE-A2.7B", kQwen15MoeA27B},
     {"Qwen3-30B-A3B", kQwen3_30B_A3B},
+    {"DeepSeek-V3", kDeepSeekV3},
     {"GPT-3-175B", kGpt3_175B},
 };
 

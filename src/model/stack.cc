@@ -7,6 +7,7 @@
 
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/gemm_rs.h"
+#include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "src/base/half.h"
 #include "src/exec/run.h"
@@ -28,11 +29,11 @@ using base::Status;
 
 enum SiteIndex : size_t { kQkv, kOProj, kUp, kDown, kNumSites };
 
-/// Of one micro-batch; what all share is overwritten by the next.
+/// Activations of one micro-batch; what all share is overwritten by the next.
 struct Activations {
   int64_t first_row = 0;                   // of mine
   TensorView x, down_out;                  // (its rows of mine, hidden): residual stream, and what it still lacks
-  TensorView norm1_out, norm2_out, o_out;  // (its rows of mine, hidden)
+  TensorView norm1_out, norm2_out, o_out;  // (its rows of mine, hidden); of Part::moe norm2_out is the input
   TensorView qkv, heads_out;               // (its tokens, qkv columns), (its tokens, my heads * head_dim)
   TensorView up, activated;                // (its tokens, up columns), (its tokens, my intermediate)
 };
@@ -92,6 +93,7 @@ class StackImpl final : public Stack {
   ~StackImpl() override {
     const Status ignored = device_->synchronize();  // a destructor cannot report; queued work must not outlive memory
     static_cast<void>(ignored);
+    stream_.reset();
     for (void* block : blocks_) device_->free(block);
   }
 
@@ -101,9 +103,10 @@ class StackImpl final : public Stack {
   Result<int64_t> run_experts(int iterations) override;
   Status run_layers(const SiteSchedules& schedules, int iterations) override;
   Status synchronize() override { return device_->synchronize(); }
+  std::string attention_by() const override { return device_->attention_by(); }
   WeightStats weight_stats() const override;
   const std::vector<int32_t>& expert_choices() const override { return choices_; }
-  std::vector<base::Span> take_transfers() override {
+  Result<std::vector<base::Span>> take_transfers() override {
     return stream_ == nullptr ? std::vector<base::Span>() : stream_->take_transfers();
   }
 
@@ -122,8 +125,13 @@ class StackImpl final : public Stack {
   Result<LayerWeights> acquire(int64_t layer);
   Status release(int64_t layer);
   Status one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a);
-  /// The block of experts: norm2_out to down_out. Returns the copies of tokens that my experts computed.
-  Result<int64_t> experts(const LayerWeights& w, const Activations& a, int32_t* chosen);
+  /// The block of experts, from norm2_out on. Returns the copies of tokens that my experts computed.
+  Result<int64_t> experts(const LayerWeights& w, const Activations& a, const TensorView& out, int32_t* chosen);
+  /// For Part::moe: x += what the block gives, which is x at first.
+  Status experts_alone(int64_t layer, const LayerWeights& w, const Activations& a);
+  int32_t* choices_of(int64_t layer, const Activations& a) {
+    return choices_.data() + (layer * x_.dim(0) + a.first_row) * config_.experts.per_token;
+  }
   Status all_layers(const Schedules& schedules, const Schedules& of_last);
   Status site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
   Status site_operator(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
@@ -195,7 +203,7 @@ Status StackImpl::make_activations() {
   Activations all;
   for (TensorView* view : {&input_, &x_, &down_out_}) OVERLACE_TRY(make(view, rows, hidden, "hidden states"));
   for (TensorView* view : {&all.norm1_out, &all.norm2_out, &all.o_out})
-    OVERLACE_TRY(make(view, first.rows, hidden, "hidden states"));
+    OVERLACE_TRY(make(view, config_.has_attention() ? first.rows : 0, hidden, "hidden states"));
   OVERLACE_TRY(make(&all.qkv, first.tokens, shard_.qkv_columns(config_), "qkv"));
   OVERLACE_TRY(make(&all.heads_out, first.tokens, shard_.heads * config_.head_dim, "attention"));
   choices_.assign(static_cast<size_t>(problem_.layers * rows * config_.experts.per_token), -1);
@@ -206,8 +214,12 @@ Status StackImpl::make_activations() {
     a.first_row = batch.at;
     a.x = x_.rows(batch.at, batch.rows);
     a.down_out = down_out_.rows(batch.at, batch.rows);
-    for (TensorView Activations::*view : {&Activations::norm1_out, &Activations::norm2_out, &Activations::o_out})
-      a.*view = (all.*view).rows(0, batch.rows);
+    if (config_.has_attention()) {
+      for (TensorView Activations::*view : {&Activations::norm1_out, &Activations::norm2_out, &Activations::o_out})
+        a.*view = (all.*view).rows(0, batch.rows);
+    } else {
+      a.norm2_out = input_.rows(batch.at, batch.rows);
+    }
     for (TensorView Activations::*view :
          {&Activations::qkv, &Activations::heads_out, &Activations::up, &Activations::activated})
       a.*view = (all.*view).rows(0, batch.tokens);
@@ -264,9 +276,8 @@ Status StackImpl::load(const std::vector<Site>& sites) {
   OVERLACE_TRY(make_rope_table());
   OVERLACE_ASSERT(made_bytes_ == placement_.activation_bytes);
   if (placement_.streamed() == 0) return {};
-  if (channel_.stream().kind != StreamRef::Kind::cpu)
-    return base::error(Errc::not_supported, "layers stream on CPU ranks only, wanted no limit of device memory");
-  auto stream = LayerStream::open(config_, problem_, layouts_.front(), placement_);
+  auto stream = LayerStream::open(config_, problem_, layouts_.front(), placement_, *device_,
+                                  channel_.team().runtime().options().timeout_ms);
   if (!stream.ok()) return stream.status();
   stream_ = std::move(*stream);
   return {};
@@ -322,11 +333,18 @@ Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const Ac
   }
 }
 
-Result<int64_t> StackImpl::experts(const LayerWeights& w, const Activations& a, int32_t* chosen) {
+Result<int64_t> StackImpl::experts(const LayerWeights& w, const Activations& a, const TensorView& out,
+                                   int32_t* chosen) {
   exec::set_trace_label(channel_, "moe");
-  auto load = run_expert_block(channel_, config_, shard_, w, {a.norm2_out, a.down_out, chosen});
+  auto load = run_expert_block(channel_, config_, shard_, w, {a.norm2_out, out, chosen});
   exec::set_trace_label(channel_, "");
   return load;
+}
+
+Status StackImpl::experts_alone(int64_t layer, const LayerWeights& w, const Activations& a) {
+  const bool is_first = layer == 0;
+  OVERLACE_TRY(experts(w, a, is_first ? a.x : a.down_out, choices_of(layer, a)).status());
+  return is_first ? Status() : device_->add_norm({.x = a.x, .delta = a.down_out, .out = {}, .weight = {}, .bias = {}});
 }
 
 Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a) {
@@ -345,10 +363,7 @@ Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedule
   norm.weight = as_vector(w.norm2);
   norm.bias = as_vector(w.norm2_bias);
   OVERLACE_TRY(device_->add_norm(norm));
-  if (config_.has_experts(layer)) {
-    const auto load = experts(w, a, choices_.data() + (layer * x_.dim(0) + a.first_row) * config_.experts.per_token);
-    return load.ok() ? Status() : load.status();
-  }
+  if (config_.has_experts(layer)) return experts(w, a, a.down_out, choices_of(layer, a)).status();
   OVERLACE_TRY(site(kUp, w, a, *schedules[kUp]));
   OVERLACE_TRY(device_->activation({config_.activation, a.up, a.activated}));
   return site(kDown, w, a, *schedules[kDown]);
@@ -373,7 +388,9 @@ Status StackImpl::release(int64_t layer) {
 }
 
 Status StackImpl::all_layers(const Schedules& schedules, const Schedules& of_last) {
-  OVERLACE_TRY(device_->copy(input_.data, x_.data, x_.numel() * static_cast<int64_t>(dtype_bytes(x_.dtype))));
+  const bool has_attention = config_.has_attention();
+  const int64_t bytes = x_.numel() * static_cast<int64_t>(dtype_bytes(x_.dtype));
+  if (has_attention) OVERLACE_TRY(device_->copy(input_.data, x_.data, bytes));
   ++passes_;
   for (int64_t layer = 0; layer < problem_.layers; ++layer) {
     const auto weights = acquire(layer);
@@ -381,10 +398,12 @@ Status StackImpl::all_layers(const Schedules& schedules, const Schedules& of_las
     for (size_t b = 0; b < batches_.size(); ++b) {
       const bool is_last = b + 1 == batches_.size();
       const Activations& a = activations_[b];
-      OVERLACE_TRY(one_layer(layer, *weights, is_last ? of_last : schedules, a));
+      OVERLACE_TRY(has_attention ? one_layer(layer, *weights, is_last ? of_last : schedules, a)
+                                 : experts_alone(layer, *weights, a));
     }
     OVERLACE_TRY(release(layer));
   }
+  if (!has_attention) return {};
   AddNormArgs last;
   last.x = x_;
   last.delta = down_out_;
@@ -467,7 +486,7 @@ Result<int64_t> StackImpl::run_experts(int iterations) {
   std::vector<int32_t> chosen(static_cast<size_t>(a.x.dim(0) * config_.experts.per_token));  // those of a pass stay
   Result<int64_t> load = int64_t{0};
   for (int i = 0; i < iterations; ++i) {
-    load = experts(*weights, a, chosen.data());
+    load = experts(*weights, a, a.down_out, chosen.data());
     if (!load.ok()) break;
   }
   return load;

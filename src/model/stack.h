@@ -30,7 +30,7 @@ struct Problem {
 };
 
 /// One GEMM with a collective: "qkv", "o_proj", "gate_up" (or "fc1"), "down" (or "fc2"); the same in every layer that
-/// has it. A layer with experts has the first two.
+/// has it. A layer with experts has the first two, Part::moe none.
 struct Site {
   std::string name;
   spec::OpSpec op;                      // as this rank sees it
@@ -59,7 +59,7 @@ class Stack {
                                                      Channel& channel);
   virtual ~Stack() = default;
   /// input, output: my rows x hidden, fp32 on the host: token_rows of each micro-batch, one behind the other. All
-  /// layers.
+  /// layers. With Part::moe each block of experts gets the input, and the output is the sum of what they give.
   virtual base::Status forward(const float* input, const SiteSchedules& schedules, float* output) = 0;
   /// Only that site's operator of the first layer that has it, on inputs as they were in the last forward (normal data
   /// before the first), queued `iterations` times; for timing. Does not wait for completion on GPUs.
@@ -71,13 +71,16 @@ class Stack {
   virtual base::Status run_layers(const SiteSchedules& schedules, int iterations) = 0;
   /// Waits for all queued work of this rank.
   virtual base::Status synchronize() = 0;
-  /// Since the stack was made.
+  /// What computed the last attention (Device::attention_by).
+  virtual std::string attention_by() const = 0;
+  /// Since the stack was made. On GPUs times are of what the device has passed.
   virtual WeightStats weight_stats() const = 0;
   /// The experts that my tokens chose in the last pass, (layers, my rows, experts of a token); rows are those of
   /// forward(). -1 in layers without experts; empty where no layer has any.
   virtual const std::vector<int32_t>& expert_choices() const = 0;
-  /// Spans of layers that were brought into slots since the last call; for timelines.
-  virtual std::vector<base::Span> take_transfers() = 0;
+  /// Spans of layers that were brought into slots since the last call; for timelines. On GPUs none at the first call,
+  /// and the device is synchronised.
+  virtual base::Result<std::vector<base::Span>> take_transfers() = 0;
 };
 
 /// Choices of experts. Rounding may change a choice where two experts are nearly alike, so that values are compared

@@ -18,6 +18,13 @@ class TracedDevice final : public Device {
 
   base::Result<void*> alloc(int64_t bytes, std::string_view what) override { return device_->alloc(bytes, what); }
   void free(void* block) override { device_->free(block); }
+  base::Result<void*> alloc_host(int64_t bytes, std::string_view what) override {
+    return device_->alloc_host(bytes, what);
+  }
+  void free_host(void* block) override { device_->free_host(block); }
+  base::Result<std::unique_ptr<CopyLane>> make_copy_lane(int events) override {
+    return device_->make_copy_lane(events);
+  }
   base::Status upload(const void* host, void* device, int64_t bytes) override {
     return device_->upload(host, device, bytes);
   }
@@ -30,6 +37,7 @@ class TracedDevice final : public Device {
   base::Status add_norm(const AddNormArgs& args) override;
   base::Status rope(const RopeArgs& args) override;
   base::Status attention(const AttentionArgs& args) override;
+  std::string attention_by() const override { return device_->attention_by(); }
   base::Status activation(const ActivationArgs& args) override;
 
  private:

@@ -33,22 +33,25 @@ constexpr WeightNames kWeightNames[] = {
     {Weight::up_bias, "mlp.up_proj.bias", "mlp.c_fc.bias"},
     {Weight::down, "mlp.down_proj.weight", "mlp.c_proj.weight"},
     {Weight::down_bias, "mlp.down_proj.bias", "mlp.c_proj.bias"},
-    {Weight::shared_gate, "mlp.shared_expert.gate_proj.weight", ""},
-    {Weight::shared_up, "mlp.shared_expert.up_proj.weight", ""},
-    {Weight::shared_down, "mlp.shared_expert.down_proj.weight", ""},
+    {Weight::router_bias, "mlp.gate.e_score_correction_bias", ""},
+    {Weight::shared_gate, "gate_proj.weight", ""},  // of ExpertNames::shared
+    {Weight::shared_up, "up_proj.weight", ""},
+    {Weight::shared_down, "down_proj.weight", ""},
     {Weight::shared_router, "mlp.shared_expert_gate.weight", ""},
 };
 
-/// Of a layer with experts: the block, and what the matrices of one of its experts are called.
+/// Names of a layer with experts: the block, what the matrices of one of its experts are called, and the shared expert.
 struct ExpertNames {
   std::string_view model_type;
   const char *block, *gate, *up, *down;
+  const char* shared = "";
 };
 
 constexpr ExpertNames kExpertNames[] = {
     {"mixtral", "block_sparse_moe", "w1", "w3", "w2"},
-    {"qwen2_moe", "mlp", "gate_proj", "up_proj", "down_proj"},
+    {"qwen2_moe", "mlp", "gate_proj", "up_proj", "down_proj", "mlp.shared_expert"},
     {"qwen3_moe", "mlp", "gate_proj", "up_proj", "down_proj"},
+    {"deepseek_v3", "mlp", "gate_proj", "up_proj", "down_proj", "mlp.shared_experts"},
 };
 
 const ExpertNames& expert_names(const ModelConfig& config) {
@@ -63,6 +66,8 @@ std::string stored_name(const ModelConfig& config, Weight weight, bool are_fused
   const auto* const found = std::find_if(std::begin(kWeightNames), std::end(kWeightNames),
                                          [&](const WeightNames& n) { return n.weight == weight; });
   OVERLACE_ASSERT(found != std::end(kWeightNames));
+  if (weight == Weight::shared_gate || weight == Weight::shared_up || weight == Weight::shared_down)
+    return base::format("{}.{}", expert_names(config).shared, found->llama);
   return config.conv1d_weights ? found->gpt2 : found->llama;
 }
 

@@ -21,7 +21,25 @@ bool is_norm_weight(Weight w) {
   return w == Weight::norm1 || w == Weight::norm2 || w == Weight::q_norm || w == Weight::k_norm;
 }
 
+bool is_of_experts(Weight w) {
+  switch (w) {
+    case Weight::router:
+    case Weight::router_bias:
+    case Weight::expert_up:
+    case Weight::expert_down:
+    case Weight::shared_gate:
+    case Weight::shared_up:
+    case Weight::shared_down:
+    case Weight::shared_router:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
+
+DType weight_dtype(Weight weight, DType dtype) { return weight == Weight::router_bias ? DType::fp32 : dtype; }
 
 bool is_matrix(Weight w) {
   switch (w) {
@@ -73,6 +91,8 @@ WeightBox weight_shape(const ModelConfig& c, Weight weight) {
       return {0, c.hidden, 0, c.intermediate};
     case Weight::router:
       return {0, c.experts.count, 0, c.hidden};
+    case Weight::router_bias:
+      return {0, 1, 0, c.experts.count};
     case Weight::expert_up:
       return {0, c.experts.count * 2 * c.experts.intermediate, 0, c.hidden};
     case Weight::expert_down:
@@ -88,6 +108,7 @@ WeightBox weight_shape(const ModelConfig& c, Weight weight) {
 }
 
 bool has_weight(const ModelConfig& c, Weight weight, int64_t layer) {
+  if (!c.has_attention() && !is_of_experts(weight)) return false;
   switch (weight) {
     case Weight::norm1_bias:
     case Weight::norm2_bias:
@@ -115,11 +136,14 @@ bool has_weight(const ModelConfig& c, Weight weight, int64_t layer) {
     case Weight::expert_up:
     case Weight::expert_down:
       return c.has_experts(layer);
+    case Weight::router_bias:
+      return c.has_experts(layer) && c.experts.has_bias;
     case Weight::shared_gate:
     case Weight::shared_up:
     case Weight::shared_down:
-    case Weight::shared_router:
       return c.has_experts(layer) && c.experts.shared > 0;
+    case Weight::shared_router:
+      return c.has_experts(layer) && c.experts.shared > 0 && c.experts.is_shared_gated;
     default:
       return true;
   }
@@ -132,26 +156,30 @@ Result<Weights> Weights::open(const ModelConfig& config, const Problem& problem)
   if (!checkpoint.ok()) return checkpoint.status();
   const bool gpt2 = config.conv1d_weights;
   const std::string first = gpt2 ? "transformer.h." : "model.layers.", second = gpt2 ? "h." : "layers.";
-  const WeightBox norm = weight_shape(config, Weight::norm1);
-  const std::string name = "0." + stored_parts(config, Weight::norm1, norm).front().name;
-  if (checkpoint->has(first + name)) {
-    weights.prefix_ = first;
-  } else if (checkpoint->has(second + name)) {
-    weights.prefix_ = second;
-  } else {
-    return error(Errc::corrupt, "checkpoint {}: neither tensor \"{}{}\" nor \"{}{}\" is there, wanted a {} model",
-                 problem.checkpoint, first, name, second, name, config.model_type);
-  }
   const auto& with_experts = config.experts.layers;
-  const auto layer = std::find(with_experts.begin(), with_experts.end(), true) - with_experts.begin();
-  weights.has_fused_experts_ = checkpoint->has(base::format("{}{}.{}", weights.prefix_, layer, kFusedExperts));
+  const int64_t layer = std::find(with_experts.begin(), with_experts.end(), true) - with_experts.begin();
+  // By a tensor that every layer has.
+  const Weight sign = config.has_attention() ? Weight::norm1 : Weight::router;
+  std::string names[2];
+  for (size_t i = 0; i < 2; ++i) {
+    weights.prefix_ = i == 0 ? first : second;
+    weights.has_fused_experts_ =
+        config.has_experts() && checkpoint->has(weights.full_name(layer, std::string(kFusedExperts)));
+    const auto parts = stored_parts(config, sign, weight_shape(config, sign), weights.has_fused_experts_);
+    names[i] = weights.full_name(0, parts.front().name);
+    if (checkpoint->has(names[i])) break;
+    if (i == 1)
+      return error(Errc::corrupt, "checkpoint {}: neither tensor \"{}\" nor \"{}\" is there, wanted a {} model",
+                   problem.checkpoint, names[0], names[1], config.model_type);
+  }
   weights.checkpoint_ = std::move(*checkpoint);
   return weights;
 }
 
 SeededMatrix Weights::seeded(int64_t layer, Weight weight, const WeightBox& box) const {
   SeededMatrix m;
-  m.key = tensor_key(problem_.seed, static_cast<uint64_t>(layer) * 64 + static_cast<uint64_t>(weight));
+  m.key =
+      tensor_key(problem_.seed, static_cast<uint64_t>(config_.number_of(layer)) * 64 + static_cast<uint64_t>(weight));
   const WeightBox shape = weight_shape(config_, weight);
   m.scale = is_matrix(weight) ? static_cast<float>(1 / std::sqrt(static_cast<double>(shape.cols))) : kVectorScale;
   m.offset = is_norm_weight(weight) ? 1 : 0;
@@ -160,19 +188,20 @@ SeededMatrix Weights::seeded(int64_t layer, Weight weight, const WeightBox& box)
   return m;
 }
 
-std::string Weights::full_name(int64_t layer, const StoredPart& part) const {
-  return base::format("{}{}.{}", prefix_, layer, part.name);
+std::string Weights::full_name(int64_t layer, std::string_view name) const {
+  return base::format("{}{}.{}", prefix_, config_.number_of(layer), name);
 }
 
 Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* range) {
+  const DType dtype = weight_dtype(weight, problem_.dtype);
   if (is_seeded()) {
-    fill_seeded(seeded(layer, weight, box), box.rows, box.cols, problem_.dtype, out);
+    fill_seeded(seeded(layer, weight, box), box.rows, box.cols, dtype, out);
     return {};
   }
-  const auto element = static_cast<int64_t>(dtype_bytes(problem_.dtype));
+  const auto element = static_cast<int64_t>(dtype_bytes(dtype));
   for (const StoredPart& part : stored_parts(config_, weight, box, has_fused_experts_)) {
     char* const to = static_cast<char*>(out) + part.offset * element;
-    OVERLACE_TRY(checkpoint_->read(full_name(layer, part), part.shape, part.box, problem_.dtype, to, range));
+    OVERLACE_TRY(checkpoint_->read(full_name(layer, part.name), part.shape, part.box, dtype, to, range));
   }
   return {};
 }
@@ -185,7 +214,7 @@ Result<StoredRange> Weights::range(int64_t layer, Weight weight, const WeightBox
     return error(Errc::not_supported,
                  "a weight of layer {} lies in {} tensors, one for each matrix of an expert, wanted one for the layer",
                  layer, parts.size());
-  return checkpoint_->range(full_name(layer, parts.front()), parts.front().shape, parts.front().box);
+  return checkpoint_->range(full_name(layer, parts.front().name), parts.front().shape, parts.front().box);
 }
 
 void fill_seeded(const SeededMatrix& matrix, int64_t rows, int64_t cols, DType dtype, void* out) {

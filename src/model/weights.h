@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/status.h"
@@ -43,6 +44,7 @@ enum class Weight {
   shared_up,
   shared_down,
   shared_router,  // (1, hidden): the sigmoid of its product with a token is the shared expert's weight
+  router_bias,    // (1, experts), fp32 in any dtype of the problem: of the choice alone
 };
 
 /// Rows and columns of a weight, from a first row and column on.
@@ -52,11 +54,11 @@ struct WeightBox {
 
 /// Neither a norm nor a bias.
 bool is_matrix(Weight weight);
+/// In which a weight is held where others are of `dtype`.
+DType weight_dtype(Weight weight, DType dtype);
 /// The whole weight.
 WeightBox weight_shape(const ModelConfig& config, Weight weight);
 bool has_weight(const ModelConfig& config, Weight weight, int64_t layer = 0);
-
-struct StoredPart;  // src/model/weight_names.h
 
 class Weights {
  public:
@@ -64,7 +66,7 @@ class Weights {
   /// Made from the seed: nothing to read, a device can make any part itself (box is applied).
   bool is_seeded() const { return !checkpoint_; }
   SeededMatrix seeded(int64_t layer, Weight weight, const WeightBox& box) const;
-  /// Part `box` in the problem's dtype into `out`, contiguous.
+  /// Part `box` in its weight_dtype() into `out`, contiguous.
   /// `stored`: the bytes of range(), already read; null: the file is looked into.
   base::Status read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* stored = nullptr);
   /// What of the files the part needs. Only of a checkpoint, and not_supported of experts in tensors of their own.
@@ -72,7 +74,7 @@ class Weights {
 
  private:
   Weights(const ModelConfig& config, const Problem& problem) : config_(config), problem_(problem) {}
-  std::string full_name(int64_t layer, const StoredPart& part) const;
+  std::string full_name(int64_t layer, std::string_view name) const;
 
   ModelConfig config_;
   Problem problem_;

@@ -46,6 +46,9 @@ Status check(const std::vector<Block>& blocks, const std::vector<int>& order, co
       if ((piece.file == nullptr) == (piece.fill == nullptr))
         return base::invalid_argument("block stream: block {} has a piece with {}, wanted a file or what fills it",
                                       block.name, piece.file == nullptr ? "no source" : "two sources");
+      if (piece.file != nullptr && !options.memory.empty())
+        return base::invalid_argument("block stream: block {} has a piece of {}, wanted what fills the memory given",
+                                      block.name, piece.file->path());
       if (piece.fill != nullptr) {
         if (piece.offset != 0 || piece.bytes < 0)
           return base::invalid_argument("block stream: block {} has {} bytes at {} to fill, wanted 0 or more at 0",
@@ -78,10 +81,15 @@ Result<std::unique_ptr<BlockStream>> BlockStream::open(std::vector<Block> blocks
   for (const int index : stream->order_)
     stream->slot_bytes_ = std::max(stream->slot_bytes_, span_of(stream->blocks_[static_cast<size_t>(index)]));
   stream->slots_.resize(static_cast<size_t>(options.slots));
-  Result<io::AlignedBuffer> memory =
-      io::AlignedBuffer::allocate(static_cast<size_t>(stream->slot_bytes_ * options.slots));
-  if (!memory.ok()) return memory.status();
-  stream->memory_ = std::move(*memory);
+  const auto bytes = static_cast<size_t>(stream->slot_bytes_ * options.slots);
+  const bool is_given = !options.memory.empty();
+  if (is_given && options.memory.size() < bytes)
+    return base::invalid_argument("block stream: memory has {} bytes, wanted {} for {} slots", options.memory.size(),
+                                  bytes, options.slots);
+  Result<io::AlignedBuffer> owned = io::AlignedBuffer::allocate(is_given ? 0 : bytes);
+  if (!owned.ok()) return owned.status();
+  stream->owned_ = std::move(*owned);
+  stream->memory_ = is_given ? options.memory.first(bytes) : std::span(stream->owned_.data(), bytes);
   stream->timeout_ms_ = options.engine.timeout_ms > 0 ? options.engine.timeout_ms : base::env().timeout_s * 1000;
   // What the kernel has not been asked for goes on only when somebody polls: all slots at once, so that reading goes on
   // while blocks are in use.
@@ -91,7 +99,7 @@ Result<std::unique_ptr<BlockStream>> BlockStream::open(std::vector<Block> blocks
   Result<std::unique_ptr<io::IoEngine>> engine = io::IoEngine::open(std::move(options.engine));
   if (!engine.ok()) return engine.status();
   stream->engine_ = std::move(*engine);
-  stream->engine_->use_memory({stream->memory_.data(), stream->memory_.size()});
+  if (!is_given) stream->engine_->use_memory(stream->memory_);
   const auto is_filled = [](const Block& block) {
     return std::any_of(block.pieces.begin(), block.pieces.end(), [](const Piece& p) { return p.fill != nullptr; });
   };

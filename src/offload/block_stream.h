@@ -32,8 +32,11 @@ struct Block {
 
 struct BlockStreamOptions {
   int slots = 2;  // blocks in memory at a time: the one in use and those that are read ahead; at least 2
-  /// Of a slot; 0: as large as the largest block needs. More than that many times `slots` is never taken.
+  /// Bytes of a slot; 0: as many as the largest block needs. More than that many times `slots` is never taken.
   int64_t slot_bytes = 0;
+  /// Where slots lie, each at the next whole page: memory that only `fill` touches, such as a device's. Empty: the
+  /// stream's own.
+  std::span<std::byte> memory = {};
   io::EngineOptions engine = {};
 };
 
@@ -51,7 +54,8 @@ class BlockStream {
  public:
   /// `order`: indices into `blocks`, one for each use, over and over. Reading begins at once. invalid_argument with the
   /// block's name for a block larger than `slot_bytes`, an order of nothing or of blocks that are not there, a negative
-  /// range, a piece without a source or with two; corrupt where a file ends before a piece does.
+  /// range, a piece without a source or with two, a file's piece or too few bytes where `memory` is given; corrupt
+  /// where a file ends before a piece does.
   static base::Result<std::unique_ptr<BlockStream>> open(std::vector<Block> blocks, std::vector<int> order,
                                                          BlockStreamOptions options = {});
   /// Waits for what is under way: its memory goes.
@@ -67,11 +71,11 @@ class BlockStream {
   base::Status release(int block);
   /// The order begins again: blocks in use are given back, those read ahead are dropped once their reads have ended.
   base::Status restart();
-  /// Of the order: what acquire() wants now.
+  /// The next block of the order, which acquire() wants now.
   int next_block() const { return block_of(acquired_); }
 
   BlockStreamStats stats() const;
-  std::span<const std::byte> memory() const { return {memory_.data(), memory_.size()}; }
+  std::span<const std::byte> memory() const { return memory_; }
   int64_t memory_bytes() const { return static_cast<int64_t>(memory_.size()); }
 
  private:
@@ -107,7 +111,8 @@ class BlockStream {
   std::vector<int> order_;
   std::map<const io::File*, FileState> files_;  // as they were at open
   std::vector<Slot> slots_;
-  io::AlignedBuffer memory_;
+  io::AlignedBuffer owned_;
+  std::span<std::byte> memory_;  // owned_, or what was given
   int64_t slot_bytes_ = 0, timeout_ms_ = 0;
   int64_t asked_ = 0, acquired_ = 0, released_ = 0;  // steps
   BlockStreamStats stats_;

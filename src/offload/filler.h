@@ -13,7 +13,7 @@
 
 namespace overlace::offload {
 
-/// Of a fill that has ended, well or not.
+/// A fill that has ended, well or not.
 struct FillEnd {
   uint64_t tag = 0;
   base::Status status;

@@ -15,9 +15,9 @@ inline constexpr int kPlanVersion = 17;
 
 class Cache {
  public:
-  /// Of decisions for this machine. An empty path keeps nothing.
+  /// A cache of decisions for this machine. An empty path keeps nothing.
   Cache(std::string path, const spec::Machine& machine);
-  /// Of lines that text() gave: read once, and nothing is kept in them.
+  /// A cache of lines that text() gave: read once, and nothing is kept in them.
   static Cache of_text(const std::string& text, const spec::Machine& machine);
   /// All lines that count for this machine, as the file is now.
   std::string text() const;

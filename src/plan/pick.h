@@ -13,7 +13,7 @@ namespace overlace::plan {
 /// Those of the model that a tier estimates by; none of what was measured.
 const spec::Machine::Errors& errors_of(const spec::Machine& machine, Tier tier);
 
-/// Of predictions of a family against measurements: median, 90th percentile. Where there are none, 10 % and 20 %.
+/// Errors of a family against measurements: median, 90th percentile. Where there are none, 10 % and 20 %.
 double median_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family);
 double p90_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family);
 

@@ -164,7 +164,7 @@ struct Planner::State {
         cache(with.kept.empty() ? Cache(with.cache, machine) : Cache::of_text(with.kept, machine)),
         kept_in(with.kept_in) {}
 
-  /// Of the same GPUs.
+  /// The machine for small M, of the same GPUs.
   static std::optional<Machine> small_m_of(const Machine& machine) {
     if (machine.small_m_machine.empty()) return std::nullopt;
     Machine out = spec::find_machine(machine.small_m_machine);
@@ -239,7 +239,7 @@ struct Planner::State {
     return out;
   }
 
-  /// Of those that are short alone; all stay considered. `library` where models see less than kLeastShortGain:
+  /// Takes one that is short alone; all stay considered. `library` where models see less than kLeastShortGain:
   /// latencies are most of such times, and two H200 lost up to 10 % where the gain was said to be 5 % (mid_x2.jsonl).
   static void settle_short(const OpSpec& op, const Machine& figures, Decision* decision) {
     std::vector<Alternative> all = decision->others;

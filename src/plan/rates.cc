@@ -38,7 +38,7 @@ struct Costs {
   double memory;      // bytes per us that a reduction reads and writes
 };
 constexpr Costs kCpu = {40, 20, 60, 0.02, 4e3};
-/// The same over messages between hosts (docs/results/hosts.md): each copy is one thread more that has to wake, and the
+/// CPU ranks, messages between hosts (docs/results/hosts.md): each copy is one thread more that has to wake, and the
 /// cores that compute copy what passes several times.
 constexpr Costs kMessages = {150, 20, 60, 0.5, 4e3};
 /// GPUs on several hosts. Launches and sums: machine/h200x4.json; a collective: NCCL's of few bytes took 8 to 15 us
@@ -163,8 +163,13 @@ Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t h
   const double whole = recurrence.us({std::string(spec::kLibrary), 1}).value();
   Candidate best;
   double best_us = whole * (1 - kMinGain);
+  int left_out = 0;
   const auto consider = [&](const Candidate& candidate, std::optional<double> us) {
-    if (!us || *us >= best_us || !fits(op, candidate, heap_bytes, options)) return;
+    if (!us || *us >= best_us) return;
+    if (!fits(op, candidate, heap_bytes, options)) {
+      ++left_out;
+      return;
+    }
     best_us = *us;
     best = candidate;
   };
@@ -183,11 +188,14 @@ Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t h
     }
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
+  const std::string too_large =
+      left_out == 0 ? "" : base::format("; {} faster schedules need more than {} bytes of heap", left_out, heap_bytes);
   if (best.family.empty()) {
-    return library(base::format("{}: nothing expected to gain {:.0f} % on {:.0f} us", parts, 100 * kMinGain, whole));
+    return library(
+        base::format("{}: nothing expected to gain {:.0f} % on {:.0f} us{}", parts, 100 * kMinGain, whole, too_large));
   }
-  std::string reason = base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best.family,
-                                    best.degree, best_us, whole);
+  std::string reason = base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us{}", parts, best.family,
+                                    best.degree, best_us, whole, too_large);
   return {std::move(best), Tier::rule, std::move(reason), {}, options};
 }
 

@@ -14,11 +14,6 @@ using spec::ClosedForm;
 using spec::Load;
 
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
-constexpr int kPushingCtas = 132;    // of a fused kernel: each has warps that only push
-/// GPUs: both passes of gemm_ar over the links, of the GEMM. Where they take longer, groups of chunks were slower than
-/// one (M 16384 N 8192 K 2048 on 4x H200: 18 %, bench/results/gemm_ar.jsonl), which the recurrence does not see: copies
-/// of several groups slow each other down. No estimate then. Two H200 (0.9, bench/results/gemm_ar_x2.jsonl) still gain.
-constexpr double kMostGroupedShare = 1.1;
 
 bool is_fused(ClosedForm form) { return form == ClosedForm::slab_kernel || form == ClosedForm::tile_kernel; }
 bool is_grouped(ClosedForm form) { return form == ClosedForm::group || form == ClosedForm::group_shards; }
@@ -236,7 +231,7 @@ double Recurrence::grouped_us(const Steps& s, const With& with) const {
   return std::max(computed, link + seen) + triggered + taken;
 }
 
-/// Of a one-kernel family, on its own tiles.
+/// The GEMM of a one-kernel family, on its own tiles.
 spec::GemmCost Recurrence::fused_product(ClosedForm form) const {
   spec::FusedWork work = {shard_, op_.ranks, op_.n, op_.k, spec::slot_tile_cols(op_)};
   if (form == ClosedForm::slab_kernel) {
@@ -247,7 +242,7 @@ spec::GemmCost Recurrence::fused_product(ClosedForm form) const {
   return spec::fused_cost(machine_, work);
 }
 
-/// Of `k_slab`, before a tile of the others' rows. They share the last wave at least.
+/// Waves of `k_slab` before a tile of the others' rows. They share the last wave at least.
 double Recurrence::own_waves(const spec::GemmCost& product) const {
   return std::max(std::min(product.waves / op_.ranks, product.waves - 1), 0.0);
 }
@@ -257,7 +252,7 @@ double Recurrence::store_us(ClosedForm form) const {
   const spec::Curve& GBps =
       form == ClosedForm::slab_kernel ? machine_.transport.store_GBps : machine_.transport.tma_GBps;
   const double passes = is_reduced_twice_ ? 2 : 1;
-  return passes * peers_ * static_cast<double>(shard_) * row_bytes_ / (GBps.at(kPushingCtas) * kBytesPerUs);
+  return passes * peers_ * static_cast<double>(shard_) * row_bytes_ / (GBps.at(machine_.sms) * kBytesPerUs);
 }
 
 /// One kernel: waves of my rows, slowed by what pushes them, then a wave of the others' that goes through their slabs
@@ -318,7 +313,7 @@ std::optional<double> Recurrence::one_shot_us() const {
   const spec::OneShotCost cost =
       spec::one_shot_cost(machine_, is_gather_, {op_.m, op_.n, op_.k, 1, static_cast<int64_t>(element_)});
   const double rows = static_cast<double>(is_reduced_twice_ ? op_.m : shard_);
-  const double sent = peers_ * rows * row_bytes_ / (GBps.at(kPushingCtas) * kBytesPerUs);
+  const double sent = peers_ * rows * row_bytes_ / (GBps.at(machine_.sms) * kBytesPerUs);
   return cost.start_us + cost.stream_us + (is_gather_ ? sent : sent / std::max(cost.waves, 1.0));
 }
 
@@ -381,7 +376,7 @@ std::optional<double> Recurrence::sums_us(const Candidate& candidate) const {
   }
   const std::optional<Steps> steps = steps_of(candidate);
   if (!steps) return std::nullopt;
-  const bool is_busy = machine_.is_gpu && transfer_us_ > kMostGroupedShare * gemm_us_;
+  const bool is_busy = machine_.is_gpu && transfer_us_ > machine_.copy.most_grouped.value * gemm_us_;
   if (is_busy && is_grouped(form)) return std::nullopt;
   return us_with(candidate, *steps, form == ClosedForm::serial ? With{} : slowed(candidate));
 }

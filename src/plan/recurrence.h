@@ -24,9 +24,9 @@ class Recurrence {
 
   /// us; none for a family without a closed form, or a degree that the shape cannot be cut into.
   std::optional<double> us(const Candidate& candidate) const;
-  /// Of the results' activation by one task, or nothing.
+  /// Time of the results' activation by one task, or nothing.
   double activation_us() const { return activation_us_ > 0 ? machine_.latency.launch_us.value + activation_us_ : 0; }
-  /// Of the norm of all results behind the sums, or nothing.
+  /// Time of the norm of all results behind the sums, or nothing.
   double norm_us() const { return norm_us_; }
   /// Empty where us() has none. "ideal" is the longer of GEMM and transfer.
   spec::Waterfall waterfall(const Candidate& candidate) const;
@@ -50,7 +50,7 @@ class Recurrence {
   };
 
   spec::ClosedForm form_of(const Candidate& candidate) const;
-  /// As us(), up to the sums.
+  /// The time of us() up to the sums.
   std::optional<double> sums_us(const Candidate& candidate) const;
   std::optional<Steps> steps_of(const Candidate& candidate) const;
   double us_with(const Candidate& candidate, const Steps& steps, const With& with) const;

@@ -140,7 +140,7 @@ base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context)
 base::Result<std::unique_ptr<BackendState>> open_cuda_peer(const OpenContext& context);
 /// Number of usable CUDA devices; 0 with the reason in `why` where there is no driver, no device or no build support.
 int cuda_device_count(std::string* why);
-/// Of the CUDA device `ordinal` of this process and of the CUDA runtime; zeros where they are not to be had.
+/// Facts of the CUDA device `ordinal` of this process and of the CUDA runtime; zeros where they are not to be had.
 struct CudaDevice {
   int sms = 0;
   int64_t l2_bytes = 0;

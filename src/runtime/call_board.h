@@ -13,9 +13,9 @@ struct PostedCall {
   uint64_t key = 0;  // hash of what all ranks must agree on
 };
 
-/// Of one rank, in memory that all ranks of its host see; zero at start. Only its owner posts.
+/// Calls of one rank, in memory that all ranks of its host see; zero at start. Only its owner posts.
 /// NOTE: channels share rows, and a row has the last calls alone, so a difference may be missed; but none is made up.
-/// Of a key 24 bits are compared: one pair of different ones in 17 million passes.
+/// 24 bits of a key are compared: one pair of different ones in 17 million passes.
 class CallBoard {
  public:
   void post(const PostedCall& call);

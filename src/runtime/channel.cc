@@ -1,5 +1,7 @@
 #include "src/runtime/channel.h"
 
+#include <utility>
+
 #include "overlace/error.h"
 
 namespace overlace {
@@ -39,6 +41,14 @@ void ChannelState::use(StreamRef stream) {
                                        stream.kind == StreamRef::Kind::cpu ? "CPU lane" : "CUDA stream",
                                        stream_.kind == StreamRef::Kind::cpu ? "CPU lane" : "CUDA stream"));
   stream_ = stream;
+}
+
+int ChannelState::limit_sms(int sms) {
+  team_.runtime->enter();
+  if (sms < 0)
+    throw InvalidArgument(Errc::invalid_argument,
+                          base::format("channel.limit_sms: sms is {}, wanted 0 (no limit) or more", sms));
+  return std::exchange(sm_limit_, sms);
 }
 
 SignalIds ChannelState::ids(uint32_t count, Domain domain, const char* name) {

@@ -21,6 +21,8 @@ struct ChannelState final : Channel {
   StreamRef stream() const override { return stream_; }
   void use(StreamRef stream) override;
   const ChannelOptions& options() const override { return options_; }
+  int limit_sms(int sms) override;
+  int sm_limit() const override { return sm_limit_; }
   SignalIds ids(uint32_t count, Domain domain, const char* name) override;
   void release(SignalIds ids) override;
   Inbox inbox(size_t bytes, int k, const char* name) override;
@@ -42,6 +44,7 @@ struct ChannelState final : Channel {
   TeamState& team_;
   StreamRef stream_;
   ChannelOptions options_;
+  int sm_limit_ = 0;  // 0: none
   ChannelPod pod_{};
   std::map<uint32_t, uint32_t> owned_;              // first -> count
   std::vector<std::unique_ptr<InboxPod>> inboxes_;  // addresses stay

@@ -29,7 +29,7 @@ struct Tag {
   auto operator<=>(const Tag&) const = default;
 };
 
-/// As the messages of an exchange are given.
+/// The bytes of a text, as the messages of an exchange are given.
 inline std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
@@ -39,7 +39,7 @@ struct Message {
   int fd = -1;  // owned by whoever received it
 };
 
-/// Of one rank at a meeting.
+/// What is known of one rank at a meeting.
 struct Attendance {
   bool has_come = false;
   uint64_t answer = 0;  // of one that passed by

@@ -43,7 +43,7 @@ enum class Received { packet, nothing, end };
 /// Does not wait. `buffer` is scratch. A packet with more than `most` bytes behind its header ends a stream and is
 /// dropped elsewhere; so is one that is not as long as it says.
 Received receive_packet(int fd, std::vector<std::byte>& buffer, Packet& packet, size_t most = Control::kMaxBytes);
-/// The same without taking it away.
+/// Receives as receive_packet() does, without taking the packet away.
 Received peek_packet(int fd, std::vector<std::byte>& buffer, Packet& packet);
 
 /// By rank: the connection (none for this one) and the process at its end.
@@ -66,7 +66,7 @@ inline constexpr size_t kMaxGuests = 64;
 inline constexpr int64_t kGuestMs = 10000;
 base::Result<Connections> connect_ranks(Bootstrap& bootstrap, const Meeting& meeting, int64_t timeout_ms);
 
-/// Of a number that came from elsewhere; internal for one that is no code.
+/// The code of a number that came from elsewhere; internal for one that is no code.
 Errc errc_of(int32_t number);
 
 }  // namespace overlace::runtime

@@ -18,4 +18,10 @@ inline uint64_t hash_word(uint64_t word, uint64_t hash = kHashSeed) {
   return hash;
 }
 
+/// One step in place of eight, for tables of this process: its bits are spread less well.
+inline uint64_t mix_word(uint64_t word, uint64_t hash) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+  return hash ^ hash >> 32;
+}
+
 }  // namespace overlace::runtime

@@ -29,6 +29,7 @@ Fields fields_of(const RuntimeOptions& options, uint32_t abi, int world) {
           {"adversary", base::format("{} {} {} {}", a.enabled, a.max_pieces, a.reorder_window, a.weak_signal)},
           {"link", options.link.to_string()},
           {"net_engine", options.net_engine},
+          {"net_max_ctas", base::format("{}", options.net_max_ctas)},
           {"checks of calls", options.checks.calls ? "on" : "off"}};
 }
 

@@ -12,7 +12,7 @@ namespace overlace::runtime {
 
 /// Identity of this host: boot, host name and network namespace, or OVERLACE_HOST_ID.
 uint64_t host_id();
-/// Of the machine, which may be several hosts: its boot; kUnknownMachine where the system does not say.
+/// Identity of the machine, which may be several hosts: its boot; kUnknownMachine where the system does not say.
 uint64_t machine_id();
 inline constexpr uint64_t kUnknownMachine = 0;
 

@@ -9,7 +9,7 @@ namespace overlace::runtime {
 /// runtime. Null: no more. One for the process; the last one counts.
 void set_interrupt_check(int (*check)());
 
-/// Of one wait.
+/// The clock of one wait.
 class InterruptClock {
  public:
   explicit InterruptClock(int64_t start_ns) : next_ns_(start_ns + kPeriodNs) {}

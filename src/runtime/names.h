@@ -23,12 +23,12 @@ class Names {
   int world_rank(uint32_t team, uint32_t rank) const;
   /// "" if nobody owns the id.
   std::string id(uint32_t id) const;
-  /// Of a TimeoutRecord with kind counter: `extra` is the number, `id` the index.
+  /// The name behind a TimeoutRecord with kind counter: `extra` is the number, `id` the index.
   std::string counters(uint64_t number) const;
   /// timeout after 300.0 s: rank 2 waited for rank 1, team "tp", signal 37 (gemm_rs.arrive, block 5): expected >= 8192,
   /// seen 8176, last change 299.8 s ago; gemm_rs call 412; peer state alive
   std::string timeout_text(const TimeoutRecord& record, const std::string& peer_state) const;
-  /// The same without its beginning, "timeout after 3.0 s: ".
+  /// What timeout_text() gives without its beginning, "timeout after 3.0 s: ".
   std::string wait_text(const TimeoutRecord& record, const std::string& peer_state) const;
 
  private:

@@ -19,7 +19,7 @@ inline constexpr int kHostMemory = -1, kManagedMemory = -2;
 class OperandPlaces {
  public:
   using Find = std::function<base::Result<int>(const void* address)>;
-  /// Of this many checked addresses the answer is trusted, then all are asked for anew: memory may have been freed, and
+  /// For so many checked addresses the answer is trusted, then all are asked for anew: memory may have been freed, and
   /// its address given to another processor.
   static constexpr uint32_t kTrusted = 1u << 16;
 

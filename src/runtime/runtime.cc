@@ -42,6 +42,7 @@ RuntimeOptions complete(RuntimeOptions options, int world) {
     throw InvalidArgument(Errc::invalid_argument,
                           base::format("RuntimeOptions::max_heap_bytes is {}, wanted at least heap_bytes, {}",
                                        options.max_heap_bytes, options.heap_bytes));
+  check_range("net_max_ctas", options.net_max_ctas, 0, 64);
   check_range("world size", world, 1, 1024);
   if (options.net_engine != "auto" && options.net_engine != "nccl" && options.net_engine != "mpi" &&
       options.net_engine != "none")
@@ -296,7 +297,8 @@ Runtime Runtime::open(Bootstrap& bootstrap, const RuntimeOptions& options) {
   for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
   // Sub-teams take their ids from the upper half, so that the world's are the same on all ranks whatever was split.
   opened.next_team_ids = opened.options.num_signal_ids / 2;
-  opened.world_team = Team(opened.make_team(std::move(members), 0, 0, opened.next_team_ids, {.name = "world"}));
+  opened.world_team = Team(opened.make_team(std::move(members), 0, 0, opened.next_team_ids,
+                                            {.name = "world", .max_ctas = opened.options.net_max_ctas}));
   runtime::come_past(runtime::Phase::barrier, opened.rank);
   opened.exchange(*opened.teams[0], {}, "open, last barrier");
   runtime::come_past(runtime::Phase::alive, opened.rank);

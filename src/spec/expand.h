@@ -30,12 +30,14 @@ struct ResolvedWait {
   int from = 0;
   int64_t at_least = 1;
   bool previous = false;  // counts the adds up to the end of the previous epoch
+  bool operator==(const ResolvedWait&) const = default;
 };
 struct ResolvedSet {
   int signal = 0;
   int64_t slot = 0;
   int at = 0;
   int64_t add = 1;
+  bool operator==(const ResolvedSet&) const = default;
 };
 
 struct Lane {
@@ -71,7 +73,7 @@ struct Expansion {
 
 /// bad_schedule with task, rank and the expression that failed; also S1, S2 conditions that prevent resolving.
 base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks);
-/// The same for all ranks at once, which costs less than one by one.
+/// Expands for all ranks at once, which costs less than one by one.
 base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ranks);
 
 /// Bytes of boxes, and of all that an instance writes.

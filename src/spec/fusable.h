@@ -34,7 +34,7 @@ struct FusedShape {
 std::string fused_problem(const FusedShape& shape);
 
 /// What the kernels of k_slab and tma_slot were measured with on GPUs; tma_slot of gemm_ar on two, without a bias. They
-/// are compiled for more: fp16, B stored (K, N) (src/ops/gemm_core/choose.h has the word). Operands must lie as for
+/// are compiled for more: fp16, B stored (K, N) (src/ops/fused/choose.h has the word). Operands must lie as for
 /// has_few_tokens.
 bool is_fusable(const OpSpec& op);
 

@@ -18,7 +18,7 @@ struct HeapLayout {
   /// Saturates at 2^64 - 1.
   uint64_t bytes() const;
 };
-/// The same for every rank's expansion. Sizes that overflow saturate.
+/// The layout is the same for every rank's expansion. Sizes that overflow saturate.
 HeapLayout heap_layout(const Schedule& schedule, const Expansion& expansion);
 
 /// What the schedule takes of the symmetric heap of each rank; throws ScheduleError where it cannot be expanded.

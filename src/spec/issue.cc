@@ -152,7 +152,7 @@ class Walk {
     for (auto& [to, message] : messages) waiting_[{static_cast<int>(r), to}].push_back(std::move(message));
   }
 
-  /// Of each pair the first message with data, and signals before it.
+  /// Lets the first message with data of each pair depart, and signals before it.
   bool depart() {
     if (waiting_.empty()) return false;
     Round round;

@@ -47,7 +47,7 @@ std::vector<Step> issue_order(const Expansion& expansion, std::span<const LaneQu
 struct Timetable {
   std::vector<Step> steps;
   std::vector<Round> rounds;  // those in which this rank sends or receives
-  /// Of each instance's data, and of all that this rank sends or receives: the last round; -1: there is none.
+  /// The last round of each instance's data, and of all that this rank sends or receives; -1: there is none.
   std::vector<int> last_round;
   int last_data = -1;
 };

@@ -20,7 +20,7 @@ struct Window {
   int64_t row = 0, rows = 0, col = 0, cols = 0;
 };
 
-/// Of a matrix, or of a list of them; a vector has columns alone.
+/// Cuts boxes of a matrix, or of a list of them; a vector has columns alone.
 void cut_windows(std::vector<Box>* boxes, const Window& rows_of, const Window& cols_of, bool is_turned = false) {
   for (Box& box : *boxes) {
     if (box.empty()) continue;

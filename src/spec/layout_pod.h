@@ -56,7 +56,7 @@ struct RuntimeLayout {
   uint32_t slot_pitch = 0, slot_stride = 0, num_ids = 0;
   uint64_t total_bytes = 0;
 
-  /// Of the slot that `sender` advances.
+  /// The offset of the slot that `sender` advances.
   constexpr uint64_t slot_offset(uint32_t id, uint32_t sender) const {
     return slots.offset + (uint64_t{id} * slot_stride + sender) * slot_pitch;
   }

@@ -50,6 +50,9 @@ class Writer {
   void figure(const char* key, const Figure& f, double) {
     if (f.value != 0) out.set(key, of(f));
   }
+  void figure_or(const char* key, const Figure& usual, const Figure& f, double) {
+    if (f != usual) out.set(key, of(f));
+  }
   void curve(const char* key, const char* unit, const Curve& c, double, Growth) {
     if (c.empty()) return;
     Json points = Json::array();
@@ -136,6 +139,10 @@ class Reader {
     out.value = v->as_array()[0].as_double();
     if (!(out.value > 0 && out.value <= most)) refuse(key, *v, wanted);
     out.source = source_of(key, v->as_array()[1]);
+  }
+  void figure_or(const char* key, const Figure& usual, Figure& out, double most) {
+    out = usual;
+    figure(key, out, most);
   }
   void curve(const char* key, const char* unit, Curve& out, double most, Growth growth) {
     const Json* v = take(key);
@@ -266,6 +273,7 @@ void visit_costs(V& v, M& m) {
     w.figure("trigger_us", c.trigger_us, kMostUs);
     w.figure("post_us", c.post_us, kMostUs);
     w.figure("out_of_step", c.out_of_step, kMostFactor);
+    w.figure_or("most_grouped", Machine::Copy{}.most_grouped, c.most_grouped, kMostFactor);
   });
   v.part("few_rows", m.few_rows, [](auto& w, auto& o) {
     w.figure("gather_start_us", o.gather_start_us, kMostUs);

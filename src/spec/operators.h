@@ -15,7 +15,7 @@ namespace overlace::spec {
 std::string operator_names(bool (*is_wanted)(const OperatorDef&) = nullptr);
 
 inline bool is_operator(std::string_view op) { return find_operator(op) != nullptr; }
-/// Of an unknown operator the default.
+/// The dataflow of an operator; an unknown one has the default.
 inline Dataflow flow_of(std::string_view op) {
   const OperatorDef* def = find_operator(op);
   return def == nullptr ? Dataflow{} : def->flow;
@@ -85,13 +85,16 @@ inline bool is_part(const Task& task) { return task.wait_by == WaitBy::kernel; }
 /// Whether the schedule's kernel is one of few rows, through which the weights stream.
 bool takes_one_shot(const Schedule& schedule);
 
-/// Of a gemm task: its a is stored (depth, rows), so the sum is over rows of the region.
+/// Rows of the longest shard.
+int64_t longest_shard(const Schedule& schedule);
+
+/// Whether a gemm task's a is stored (depth, rows), so that the sum is over rows of the region.
 inline bool sums_rows(const Task& task) {
   const auto it = task.params.find("a_layout");
   return it != task.params.end() && it->second == Param(std::string("km"));
 }
 
-/// Of an all_to_all task whose parameter "splits" names a table: rows from rank s to rank d at s * ranks + d. Null
+/// The table that "splits" of an all_to_all task names: rows from rank s to rank d at s * ranks + d. Null
 /// where there is no such table of ranks * ranks entries, none negative.
 const std::vector<int64_t>* splits_table(const Schedule& schedule, const Task& task, int ranks);
 

@@ -36,7 +36,7 @@ constexpr int32_t count_items(const WorkOrder& w) { return w.first_item[count_st
 
 namespace work_order_detail {
 
-/// Of band `stage` - 1 and `stage` - 2.
+/// Sums are those of band `stage` - 1, copies those of band `stage` - 2.
 constexpr int32_t sums_in_stage(const WorkOrder& w, int32_t stage) {
   return stage < 1 || stage > w.bands ? 0 : w.sums[stage - 1];
 }

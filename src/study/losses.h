@@ -17,8 +17,8 @@ struct PartTimes {
   double product_us = 0, transfer_us = 0;
 };
 
-/// Of the rank whose parts take longest. Parts of a fused kernel are one GEMM, and no transfer: its stores are not
-/// cut off from it. Collectives are transfers. Errors: those of expanding, and of work_of().
+/// Times of the rank whose parts take longest. Parts of a fused kernel are one GEMM, and no transfer: its stores are
+/// not cut off from it. Collectives are transfers. Errors: those of expanding, and of work_of().
 base::Result<PartTimes> part_times(const spec::Schedule& schedule, const spec::Machine& machine);
 
 /// `bytes` to each of `peers` in `parts` parts by a kernel of stores on `ctas` CTAs; 0: the machine has no curve.

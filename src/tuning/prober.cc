@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "src/base/half.h"
 #include "src/base/statistics.h"
 #include "src/ops/common/bodies.h"
+#include "src/ops/common/check.h"
 #include "src/runtime/state.h"
 #include "src/spec/expand.h"
 #include "src/spec/operators.h"
@@ -86,7 +88,7 @@ class Operands {
   std::map<DType, std::vector<char>> pieces_;
 };
 
-/// Of all schedules; expansions say the shapes.
+/// Makes the operands of all schedules; expansions say the shapes.
 Status make_operands(const std::vector<spec::Schedule>& schedules, const Team& team, Operands* out) {
   for (const spec::Schedule& schedule : schedules) {
     const auto pools = [](const spec::Task& task) { return task.kind == spec::Kind::pool; };
@@ -102,6 +104,18 @@ Status make_operands(const std::vector<spec::Schedule>& schedules, const Team& t
     }
   }
   return {};
+}
+
+/// What calls of the operator compute with. `tensors` are its arguments, which must outlive the bodies.
+Result<exec::Bodies> bodies_for(Channel& channel, const spec::OperatorDef& def, const exec::Bindings& operands,
+                                std::vector<TensorView>* tensors) {
+  if (def.compute == nullptr) return ops::bodies(channel);
+  OVERLACE_TRY(ops::check_computes(channel, def));
+  for (const spec::Arg& arg : def.args) {
+    const auto found = operands.find(arg.name);
+    tensors->push_back(found == operands.end() ? TensorView{} : found->second);
+  }
+  return ops::bodies_of(channel, def, *tensors);
 }
 
 }  // namespace
@@ -120,19 +134,30 @@ Status ChannelProber::barrier() {
 }
 
 Result<std::vector<spec::Estimate>> ChannelProber::measure(const std::vector<spec::Schedule>& schedules,
-                                                           const spec::OpSpec&) {
+                                                           const spec::OpSpec& op) {
   ++measured_;
   Operands operands(channel_, 0x9E3779B97F4A7C15u * (static_cast<uint64_t>(team_.rank()) + 1));
-  const Status made = make_operands(schedules, team_, &operands);
+  Status made = make_operands(schedules, team_, &operands);
+  exec::Bodies bodies;
+  std::vector<TensorView> tensors;
+  if (made.ok()) {
+    Result<exec::Bodies> found = bodies_for(channel_, *spec::find_operator(op.op), operands.views(), &tensors);
+    made = found.status();
+    if (made.ok()) bodies = std::move(*found);
+  }
   const auto is_missing = max_over_ranks({made.ok() ? 0.0 : 1.0});  // nobody waits for a rank that has none
   if (!made.ok()) return made;
   if (!is_missing.ok()) return is_missing.status();
   if (is_missing->front() > 0) return base::error(Errc::peer_lost, "another rank has no operands");
+  // Words are those of a program's calls: they find what is prepared here.
+  const spec::OperatorDef& def = *spec::find_operator(op.op);
+  const auto words = [&] { return ops::agreement(def, op); };
+  const exec::RunOptions as_in_calls{.local_param = def.local_param};
   std::vector<Competitor> list;
   for (const spec::Schedule& schedule : schedules)
     list.push_back({schedule.family, [&](int iterations) -> Status {
                       for (int i = 0; i < iterations; ++i)
-                        OVERLACE_TRY(exec::run(channel_, schedule, "tune", operands.views(), ops::bodies(channel_)));
+                        OVERLACE_TRY(exec::run(channel_, schedule, words, operands.views(), bodies, as_in_calls));
                       return {};
                     }});
   MeasureOptions options;

@@ -100,7 +100,7 @@ double us_of(const plan::Plan& plan, const plan::Candidate& candidate) {
   return 0;
 }
 
-/// Of a plan that was to be measured and was not.
+/// Why a plan that was to be measured was not.
 std::string failure_of(const plan::Plan& plan) {
   constexpr std::string_view kMark = "not measured: ";
   const size_t at = plan.reason.find(kMark);

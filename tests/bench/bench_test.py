@@ -52,6 +52,47 @@ class VerifyTest(FolderTest):
         degrees = {r["competitor"]: r.get("degree") for r in rows}
         self.assertEqual(degrees["hetero_unfused_1d:4"], 4)
 
+    def test_layers_that_stream_have_the_bits_of_resident_ones(self) -> None:
+        out = self.folder / "r.jsonl"
+        shape = ["--cpu", "--config", "tiny", "--layers", "5", "--dtype", "fp32", "--sequence-length", "8"]
+        words = [*shape, "--device-memory-mib", "27", "--repetitions", "1", "--passes", "1"]
+        program = support.sibling("bench_offload")
+        done = subprocess.run([program, *words, "--tokens", "16,8", "--out", out], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for streamed in (0, 3):
+            line = f"8 tokens, 3 layers, {streamed} of them stream: largest error / rms of the fp64 oracle"
+            self.assertIn(line, done.stdout)
+        self.assertEqual(schema.check_file(out), [])
+        rows = records.read(out)
+        self.assertEqual([r["case"]["name"] for r in rows], ["host, 16"] * 2 + ["host, 8"] * 2)
+        for row in rows:
+            self.assertIn("time_us", row)
+            self.assertEqual((row["attention"], row["status"], row["flags"]), ("cpu", "ok", []))
+            self.assertTrue(row["verify"]["ok"])
+            self.assertGreater(row["verify"]["max_error"], 0)
+            self.assertLessEqual(row["verify"]["max_error"], row["verify"]["bound"])
+            case = row["case"]
+            self.assertEqual((case["sequence"], case["micro_batch"], case["values"]), (8, 0, "seeded"))
+            self.assertEqual("waited_us" in row, row["competitor"] == "overlace")
+            if row["competitor"] == "overlace":
+                self.assertEqual(row["bytes"] % 5, 0)
+        resident, overlace = rows[:2]
+        self.assertEqual(overlace["verify"]["max_error"], resident["verify"]["max_error"])
+        self.assertEqual(overlace["verify"]["bound"], resident["verify"]["max_error"])
+        out.unlink()
+        command = [program, *words, "--tokens", "16", "--oracle-layers", "0", "--micro-batch", "8", "--out", out]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(schema.check_file(out), [])
+        for row in records.read(out):
+            self.assertEqual(row["flags"], ["no_oracle"])
+            self.assertNotIn("fp64", row["verify"]["oracle"])
+            self.assertNotIn("max_error", row["verify"])
+            self.assertEqual(row["case"]["micro_batch"], 8)
+        done = subprocess.run([program, *words, "--weights", "disk"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--weights is disk without --checkpoint, wanted both", done.stderr)
+
     def test_low_entropy_is_refused_for_timing_only(self) -> None:
         words = [
             "ag_gemm",
@@ -198,6 +239,7 @@ class RecordsTest(unittest.TestCase):
                 self.assertFalse(row["git"].endswith("-dirty"), path)
                 if "gpus" in row["machine"]:
                     self.assertNotIn("unattested", row.get("flags", []), path)
+                    self.assertNotIn("no_oracle", row.get("flags", []), path)
 
     def test_schema_names_what_is_missing_or_bad(self) -> None:
         wanted = json.loads(schema.PATH.read_text())

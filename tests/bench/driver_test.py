@@ -125,6 +125,34 @@ class CompareTest(unittest.TestCase):
         self.assertTrue(compare.same_twice(case(**{"auto": 50.0, "auto@2": 51.0}))[1])
         self.assertFalse(compare.same_twice(case(auto=500.0))[1])
 
+    def test_against_earlier_records(self) -> None:
+        old = scaled(DAYS[0])
+        lines, good = compare.against(old, scaled(DAYS[1], auto=1.009, library=1.3, limit=2.0), 1.01)
+        self.assertTrue(good)
+        self.assertEqual([line.split()[:2] for line in lines[:-1]],
+                         [["-", "1.3000"], ["ok", "1.0000"], ["ok", "1.0090"]])  # fmt: skip
+        self.assertRegex(
+            lines[-1],
+            r"2 ratios: geometric mean 1\.0045, worst 1\.0090 \(ag_gemm  70B qkv .*  auto\), wanted at most 1\.01",
+        )
+        lines, good = compare.against(old, scaled(DAYS[1], auto=1.011), 1.01)
+        self.assertFalse(good)
+        self.assertRegex(lines[2], r"ABOVE 1\.0110  ag_gemm  70B qkv .*  auto: 566\.16 us, was 560\.00")
+        self.assertTrue(compare.against(old, scaled(DAYS[1], auto=1.011), 1.02)[1])
+
+    def test_against_takes_the_median_of_runs(self) -> None:
+        new = [row for day, factor in zip(DAYS, (1.0, 1.5, 1.002), strict=True) for row in scaled(day, auto=factor)]
+        self.assertTrue(compare.against(scaled(DAYS[0]), new, 1.01)[1])
+
+    def test_against_nothing_is_not_good(self) -> None:
+        other = [{**r, "machine": {"name": "8 x GPU"}} for r in scaled(DAYS[1])]
+        self.assertEqual(compare.against(scaled(DAYS[0]), other, 1.01)[1], False)
+        lines, good = compare.against(scaled(DAYS[0]) + other, scaled(DAYS[1]), 1.01)
+        self.assertTrue(good)
+        self.assertIn("1 of 2 cases were not measured again", lines[-2])
+        only = [r for r in scaled(DAYS[1]) if r["competitor"] == "library"]
+        self.assertIn("nothing to compare", compare.against(scaled(DAYS[0]), only, 1.01)[0][-1])
+
 
 class StatusTest(unittest.TestCase):
     def test_a_record_older_than_its_sources_is_stale(self) -> None:
@@ -164,6 +192,15 @@ class CompareCommandTest(FolderTest):
         self.assertEqual(done.returncode, 1)
         self.assertIn("slower", done.stdout)
         self.assertEqual(bench("--from", str(self.folder / "none")).returncode, 2)
+        self.assertEqual(bench("--from", same, "--against", old).returncode, 0)
+        done = bench("--from", slow, "--against", old)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("NOT OK", done.stdout)
+        self.assertEqual(bench("--from", slow, "--against", old, "--worst", "1.06").returncode, 0)
+        for words, why in ((["--worst", "1.1"], "--worst is 1.1 without --against, wanted both"),
+                           (["--against", old, "--worst", "0"], "--worst is 0, wanted a ratio above 0")):  # fmt: skip
+            done = bench("--from", same, *words)
+            self.assertEqual((done.returncode, why in done.stderr), (2, True), done.stderr)
 
 
 class TwinTest(unittest.TestCase):
@@ -311,11 +348,12 @@ class StepsTest(unittest.TestCase):
         self.assertIn("--backend cpu --link 2GB/s,20us", " ".join(step.command))
 
     def test_gpu_workloads(self) -> None:
-        steps = list(programs.steps(self.plan("runtime", "gemm_core", "gather_rows", "run", verify_only=True)))
-        self.assertEqual([s.title for s in steps], ["runtime", "gemm_core", "gather_rows", "run"])
-        for step in steps[:3]:
+        names = ["runtime", "gemm_core", "gather_rows", "offload", "run"]
+        steps = list(programs.steps(self.plan(*names, verify_only=True)))
+        self.assertEqual([s.title for s in steps], names)
+        for step in steps[:4]:
             self.assertIn("--verify-only", step.command)
-        self.assertNotIn("--link", steps[3].command)
+        self.assertNotIn("--link", steps[4].command)
 
     def test_a_foreign_process_on_the_gpus_refuses_the_run(self) -> None:
         with unittest.mock.patch.object(programs, "nvidia_smi", lambda *_: ["4711, python3"]):

@@ -82,7 +82,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null, wanted an address", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 9)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 11)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -155,7 +155,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 9)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 11)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -178,7 +178,7 @@ static void test_signals(fixture* f) {
   INVALID("ovl_channel_handle: handle is null, wanted an address", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
   INVALID("ovl_channel_handle: first is null, wanted an address", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
   INVALID("ovl_channel_handle: channel is null, wanted a channel", ovl_channel_handle(NULL, 0, pod, 176, NULL));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 9)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 11)",
                ovl_channel_handle(f->channel, 0, pod, sizeof pod, NULL));
   EXPECT_OK(ovl_channel_handle(f->channel, 0, pod, 176, NULL));
   INVALID("ovl_signal_add: peer is -1, wanted 0 to 0", ovl_signal_add(f->channel, -1, id, 1));
@@ -196,6 +196,8 @@ static void test_signals(fixture* f) {
           ovl_channel_open(f->team, &byte, 0, &f->channel));
   INVALID("ChannelOptions::sm_budget is -1, wanted 0 (all SMs) or more",
           ovl_channel_open(f->team, NULL, -1, &f->channel));
+  INVALID("channel.limit_sms: sms is -1, wanted 0 (no limit) or more", ovl_channel_limit_sms(f->channel, -1, NULL));
+  INVALID("ovl_channel_limit_sms: channel is null, wanted a channel", ovl_channel_limit_sms(NULL, 2, NULL));
   int ranks[2] = {0, 0};
   ovl_team* sub = NULL;
   INVALID("ovl_team_sub: count is 2, wanted 1 to 1", ovl_team_sub(f->team, ranks, 2, "x", &sub));
@@ -249,7 +251,7 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.blocks[1] is 0, wanted a multiple of 1 above 0: as many columns for each rank",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 96, wanted 104 (OVL_API_VERSION 9)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 96, wanted 104 (OVL_API_VERSION 11)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null, wanted an address", ovl_schedule_make(&op, NULL, 1, &made));

@@ -62,6 +62,11 @@ static void signals(ovl_runtime* runtime, ovl_team* team, int rank) {
   EXPECT_OK_RANK(rank, ovl_heap_alloc(runtime, 4096, 0, "words", &buffer));
   EXPECT_OK_RANK(rank, ovl_peer_ptr(team, buffer, rank, &mine));
   EXPECT_OK_RANK(rank, ovl_barrier(channel)); /* under the adversary fresh memory is poisoned: not behind a put */
+  int limit = -1;
+  EXPECT_OK_RANK(rank, ovl_channel_limit_sms(channel, 64, &limit));
+  CHECK_RANK(rank, limit == 0);
+  EXPECT_OK_RANK(rank, ovl_channel_limit_sms(channel, 0, &limit));
+  CHECK_RANK(rank, limit == 64);
   /* rank, size, then the bases of the heaps; the ids are as good as those of ovl_signal_ids */
   struct {
     int32_t rank, size;
@@ -351,13 +356,7 @@ static void full_heap(ovl_runtime* runtime, ovl_team* team, int rank) {
   for (int round = 0; round < 2; ++round) {
     memset(c, 0xFF, sizeof(float) * kRows * kColumns);
     EXPECT_OK_RANK(rank, call_ag(channel, &args, chosen));
-    int wrong = 0;
-    for (int i = 0; i < kRows; ++i) {
-      const int from = i / (kRows / kRanks), row = i % (kRows / kRanks);
-      for (int n = 0; n < kColumns; ++n)
-        wrong += c[i * kColumns + n] != (float)(kDepth * ((row + from * 3) % 5) * (n % 3));
-    }
-    CHECK_RANK(rank, wrong == 0);
+    CHECK_RANK(rank, wrong_products(c, kRows, kColumns, kDepth, 0) == 0);
   }
   EXPECT_OK_RANK(rank, ovl_schedule_memory(chosen, &op, rank, &workspace, &heap));
   CHECK_RANK(rank, heap <= 8 << 20);
@@ -401,13 +400,7 @@ static void other_widths(ovl_runtime* runtime, ovl_team* team, int rank) {
   for (int round = 0; round < 2; ++round) {
     memset(c, 0xFF, sizeof(float) * (size_t)(kRows * columns));
     EXPECT_OK_RANK(rank, call_ag(channel, &args, chosen));
-    int wrong = 0;
-    for (int i = 0; i < kRows; ++i) {
-      const int from = i / (kRows / kRanks), row = i % (kRows / kRanks);
-      for (int n = 0; n < columns; ++n)
-        wrong += c[i * columns + n] != (float)(kDepth * ((row + from * 3) % 5) * (n % 3 + 1));
-    }
-    CHECK_RANK(rank, wrong == 0);
+    CHECK_RANK(rank, wrong_products(c, kRows, columns, kDepth, 1) == 0);
   }
   EXPECT_OK_RANK(rank, ovl_schedule_text(chosen, &text));
   CHECK_RANK(rank, strstr(text, "library") == NULL);

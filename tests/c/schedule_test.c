@@ -112,7 +112,7 @@ static void test_round_trip(void) {
   EXPECT_OK(ovl_schedule_free(read));
 }
 
-/// Of two ranks: what fits on their channel, and what it takes.
+/// What fits on the channel of two ranks, and what it takes.
 static void test_fit(ovl_runtime* runtime, ovl_team* team, int rank) {
   (void)runtime;
   const ovl_op op = op_of("ag_gemm", 64, 48, 32), other = op_of("ag_gemm", 128, 48, 32);
@@ -136,7 +136,7 @@ static void test_fit(ovl_runtime* runtime, ovl_team* team, int rank) {
   EXPECT_OK_RANK(rank, ovl_schedule_free(library));
 }
 
-/// Of two ranks: what cannot be measured is refused, with a message, before anything runs.
+/// What two ranks cannot measure is refused, with a message, before anything runs.
 static void test_tune(ovl_runtime* runtime, ovl_team* team, int rank) {
   (void)runtime;
   const ovl_op op = op_of("gemm_rs", 64, 48, 32);

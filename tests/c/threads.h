@@ -7,6 +7,9 @@
 
 enum { kRanks = 2 };
 
+/// ovl_options.machine of the ranks; NULL leaves it to the environment.
+static const char* rank_machine = "10MB/s,1GFLOP/s";
+
 typedef struct rank_context {
   ovl_world* world;
   void (*body)(ovl_runtime*, ovl_team*, int);
@@ -25,6 +28,18 @@ static inline int call_ag(ovl_channel* channel, const ag_args* args, ovl_schedul
                          ovl_tensor_arg("c", args->c), ovl_list_arg("row_offsets", args->row_offsets, kRanks + 1),
                          ovl_text_arg("activation", args->activation == NULL ? "none" : args->activation)};
   return ovl_call(channel, "ag_gemm", all, 5, schedule);
+}
+
+/// Elements of c (rows, columns) that are not those of ag_gemm where row i of rank r's shard is (i + 3 r) % 5
+/// throughout and column n of the weight is n % 3 + least.
+static inline int wrong_products(const float* c, int rows, int columns, int depth, int least) {
+  int wrong = 0;
+  for (int i = 0; i < rows; ++i) {
+    const int from = i / (rows / kRanks), row = i % (rows / kRanks);
+    for (int n = 0; n < columns; ++n)
+      wrong += c[i * columns + n] != (float)(depth * ((row + from * 3) % 5) * (n % 3 + least));
+  }
+  return wrong;
 }
 
 /// Checks of two threads would race: one of them counts at a time.
@@ -50,7 +65,7 @@ static void* run_rank(void* argument) {
   options.backend = OVL_BACKEND_CPU;
   options.heap_bytes = 8 << 20;
   options.timeout_ms = 20000;
-  options.machine = "10MB/s,1GFLOP/s";
+  options.machine = rank_machine;
   ovl_runtime* runtime = NULL;
   ovl_team* team = NULL;
   EXPECT_OK_RANK(context->rank, ovl_runtime_open_thread(context->world, context->rank, &options, &runtime));

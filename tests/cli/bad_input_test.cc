@@ -292,13 +292,13 @@ const std::vector<Case>& config_cases() {
       run_case("config_unknown_name", {"--config", "Llama-9"}, 2,
                "config \"Llama-9\": no such file and no shipped name, wanted a config.json or one of tiny, "
                "tiny-moe, Llama-3.1-8B, Llama-3.1-70B, Qwen3-8B, Qwen3-32B, Mistral-7B-v0.1, Mixtral-8x7B, "
-               "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, GPT-3-175B"),
+               "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, DeepSeek-V3, GPT-3-175B"),
       run_case("experts_do_not_stream", {"--config", "tiny-moe", "--backend", "cpu", "--device-memory", "100MiB"}, 3,
                "device_bytes is 104857600, wanted 0: tiny-moe has experts, and those do not stream"),
       run_case("config_file_missing", {"--config", "./none.json"}, 5,
                "config \"./none.json\": no such file and no shipped name, wanted a config.json or one of tiny, "
                "tiny-moe, Llama-3.1-8B, Llama-3.1-70B, Qwen3-8B, Qwen3-32B, Mistral-7B-v0.1, Mixtral-8x7B, "
-               "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, GPT-3-175B"),
+               "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, DeepSeek-V3, GPT-3-175B"),
       run_case("config_is_a_directory", {"--config", "/tmp"}, 5,
                "/tmp/config.json: cannot be opened, wanted a readable config.json"),
       config_case("config_empty", "", 5,
@@ -337,7 +337,7 @@ const std::vector<Case>& config_cases() {
                      "./config.json has intermediate size 33, which 2 ranks cannot share equally"),
       changed_config("config_unknown_model", "model_type", "\"mamba\"", 3,
                      "./config.json: key \"model_type\" is \"mamba\"; supported: llama, qwen2, qwen3, mistral, "
-                     "mixtral, qwen2_moe, qwen3_moe, gpt2, gpt3"),
+                     "mixtral, qwen2_moe, qwen3_moe, deepseek_v3, gpt2, gpt3"),
       changed_config("config_unknown_activation", "hidden_act", "\"tanhshrink\"", 3,
                      "./config.json: key \"hidden_act\" is \"tanhshrink\"; supported: silu"),
       changed_config("config_unknown_rope", "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2}", 3,
@@ -380,7 +380,7 @@ const std::vector<Case>& checkpoint_cases() {
       run_case("checkpoint_missing", {"--checkpoint", "nowhere"}, 5,
                "config \"nowhere/config.json\": no such file and no shipped name, wanted a config.json or one of tiny, "
                "tiny-moe, Llama-3.1-8B, Llama-3.1-70B, Qwen3-8B, Qwen3-32B, Mistral-7B-v0.1, Mixtral-8x7B, "
-               "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, GPT-3-175B"),
+               "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, DeepSeek-V3, GPT-3-175B"),
       checkpoint_case(
           "checkpoint_without_weights", [](const Directory&) {}, 5,
           "checkpoint ckpt: neither model.safetensors nor model.safetensors.index.json is there"),

@@ -7,6 +7,7 @@
 #include <memory>
 #include <regex>
 
+#include "overlace/machine.h"
 #include "src/base/json.h"
 #include "tests/cli/support/command.h"
 #include "tests/cli/support/files.h"
@@ -122,6 +123,99 @@ TEST(Run, RunsExpertsThatRanksCannotShareEqually) {
   }
 }
 
+TEST(Run, PartMoeRunsRouterAndExpertsAlone) {
+  for (const char* ranks : {"1", "3"}) {
+    Directory directory;
+    directory.write("config.json", R"({"model_type": "deepseek_v3", "hidden_size": 16, "intermediate_size": 8,
+      "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+      "moe_intermediate_size": 6, "n_shared_experts": 2, "first_k_dense_replace": 1})");
+    Command command;
+    command.args = {"run",
+                    "--part",
+                    "moe",
+                    "--config",
+                    "./config.json",
+                    "-n",
+                    ranks,
+                    "--tokens",
+                    "20",
+                    "--sequence-length",
+                    "10",
+                    "--micro-batch",
+                    "10",
+                    "--link",
+                    "none",
+                    "--repeat",
+                    "1",
+                    "--json",
+                    "r.json",
+                    "--trace",
+                    "timeline.json",
+                    "--report",
+                    "r.html"};
+    command.env = kNoGpu;
+    command.directory = directory.path();
+    const Result result = run(command);
+    ASSERT_EQ(result.exit, 0) << ranks << " ranks: " << result.out << result.err;
+    const Json json = Json::parse(directory.read("r.json")).value();
+    EXPECT_TRUE(json.find("ok")->as_bool());
+    EXPECT_GT(json.find("error")->as_double(), 0);
+    EXPECT_LT(json.find("error")->as_double(), 1e-4);
+    EXPECT_EQ(json.find("part")->as_string(), "moe");
+    EXPECT_EQ(json.find("layers")->as_int(), 2) << "those with experts";
+    ASSERT_EQ(json.find("sites")->as_array().size(), 1u);
+    const Json& moe = json.find("sites")->as_array().front();
+    EXPECT_EQ(moe.find("name")->as_string(), "moe");
+    EXPECT_EQ(moe.find("m")->as_int(), 10);
+    EXPECT_EQ(moe.find("layers")->as_int(), 2);
+    EXPECT_GT(moe.find("serial_us")->as_double(), 0);
+    EXPECT_TRUE(json.find("total")->find("hidden")->is_null());
+    const std::string timeline = directory.read("timeline.json");
+    for (const char* span : {"moe router", "moe experts and exchange", "moe shared expert"})
+      EXPECT_NE(timeline.find(span), std::string::npos) << span;
+    EXPECT_EQ(timeline.find("attention"), std::string::npos);
+    EXPECT_NE(result.out.find("router and experts of 2 layers"), std::string::npos) << result.out;
+    EXPECT_NE(directory.read("r.html").find("part of a layer"), std::string::npos);
+  }
+}
+
+TEST(Run, PartMoeIsRefusedWhereItCannotBe) {
+  struct Refused {
+    std::vector<std::string> more;
+    int exit;
+    const char* message;
+  };
+  for (const Refused& refused : std::initializer_list<Refused>{
+           {{"--part", "mlp"}, 2, "--part is mlp, wanted all or moe"},
+           {{"--part", "moe", "--config", "tiny"},
+            2,
+            "tiny: --part is moe, but no layer has experts, wanted all, or a model with experts"},
+           {{"--part", "moe", "--device-memory", "100MiB"},
+            3,
+            "device_bytes is 104857600, wanted 0: tiny-moe has experts, and those do not stream"},
+           {{"--part", "moe", "--schedule", "serial"},
+            2,
+            "--schedule is serial, but nothing that --part moe runs takes one, wanted auto"},
+           {{"--part", "moe", "--config", "DeepSeek-V3", "--layers", "59"},
+            2,
+            "layers is 59, wanted 1 to 58, the layers with experts of DeepSeek-V3"},
+           {{"--config", "DeepSeek-V3"},
+            3,
+            "DeepSeek-V3: key \"kv_lora_rank\" is 512; supported: model_type deepseek_v3 with `overlace run --part "
+            "moe` "
+            "alone, its router and experts"}}) {
+    Directory directory;
+    Command command;
+    command.args = {"run", "--backend", "cpu"};
+    command.args.insert(command.args.end(), refused.more.begin(), refused.more.end());
+    command.env = kNoGpu;
+    command.directory = directory.path();
+    const Result result = run(command);
+    EXPECT_EQ(result.exit, refused.exit) << result.err;
+    EXPECT_NE(result.err.find(refused.message), std::string::npos) << result.err;
+  }
+}
+
 TEST(Run, TheTimelineHasThePartsOfTheExperts) {
   Directory directory;
   directory.write("config.json", R"({"model_type": "qwen2_moe", "hidden_size": 16, "intermediate_size": 8,
@@ -186,17 +280,20 @@ TEST(Run, ExplainsEachChoiceOnce) {
   Directory directory;
   Command command = small_run(directory, {"-n", "2", "--quiet", "--link", "none"});
   command.env["OVERLACE_EXPLAIN"] = "1";
-  command.env["OVERLACE_MACHINE"] = "cpu2";
-  const Result result = run(command);
-  ASSERT_EQ(result.exit, 0) << result.err;
-  std::map<std::string, int> lines;
-  for (size_t at = result.err.find("overlace: "); at != std::string::npos; at = result.err.find("overlace: ", at + 1))
-    ++lines[result.err.substr(at, result.err.find('\n', at) - at)];
-  EXPECT_GE(lines.size(), 2u) << result.err;
-  for (const auto& [line, count] : lines) {
-    EXPECT_EQ(count, 1) << line;
-    EXPECT_TRUE(line.ends_with("[cpu2, OVERLACE_MACHINE]")) << line;
-    EXPECT_NE(line.find(" G 2 "), std::string::npos) << line;
+  directory.write("mine.json", spec::to_json(spec::find_machine("cpu2")));
+  for (const std::string machine : {"cpu2", "mine.json"}) {
+    command.env["OVERLACE_MACHINE"] = machine;
+    const Result result = run(command);
+    ASSERT_EQ(result.exit, 0) << result.err;
+    std::map<std::string, int> lines;
+    for (size_t at = result.err.find("overlace: "); at != std::string::npos; at = result.err.find("overlace: ", at + 1))
+      ++lines[result.err.substr(at, result.err.find('\n', at) - at)];
+    EXPECT_GE(lines.size(), 2u) << result.err;
+    for (const auto& [line, count] : lines) {
+      EXPECT_EQ(count, 1) << line;
+      EXPECT_TRUE(line.ends_with("[" + machine + ", OVERLACE_MACHINE]")) << line;
+      EXPECT_NE(line.find(" G 2 "), std::string::npos) << line;
+    }
   }
   command.env["OVERLACE_EXPLAIN"] = "0";
   EXPECT_EQ(run(command).err.find("overlace: "), std::string::npos);
@@ -334,7 +431,7 @@ TEST(CommandLine, KnowsItsVersionAndHelp) {
   command.args = {"--version"};
   const Result version = run(command);
   EXPECT_EQ(version.exit, 0);
-  // Of a release, or with the commit, where it was built in a checkout.
+  // The version of a release, or with the commit, where it was built in a checkout.
   const std::regex form("overlace \\d+\\.\\d+\\.\\d+(\\.dev\\d+(\\+g[0-9a-f]{12}(\\.dirty)?)?)?\n");
   EXPECT_TRUE(std::regex_match(version.out, form)) << version.out;
   command.args = {"run", "--help"};

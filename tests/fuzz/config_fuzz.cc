@@ -6,6 +6,14 @@
 namespace overlace::fuzz {
 
 void run(std::string_view input) {
+  const base::Result<model::ModelConfig> moe = model::parse_config(input, "config.json", model::Part::moe);
+  if (moe.ok()) {
+    const model::Experts& experts = moe->experts;
+    FUZZ_REQUIRE(moe->hidden > 0 && moe->layers > 0 && moe->expert_layers(moe->layers) == moe->layers);
+    FUZZ_REQUIRE(moe->numbers.size() == static_cast<size_t>(moe->layers));
+    FUZZ_REQUIRE(experts.count % experts.groups == 0 && experts.kept_groups <= experts.groups);
+    FUZZ_REQUIRE(experts.per_token <= experts.count / experts.groups * experts.kept_groups);
+  }
   const base::Result<model::ModelConfig> config = model::parse_config(input, "config.json");
   if (!config.ok()) return;
   const model::Experts& experts = config->experts;

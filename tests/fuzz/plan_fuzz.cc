@@ -15,7 +15,7 @@ void run(std::string_view input) {
   (void)plan::decision_of(text, "key", machine);
   base::Result<base::Json> line = base::Json::parse(text, "fuzz");
   if (!line.ok() || !line->is_object()) return;
-  // As if it were meant for this call.
+  // The line is changed as if it were meant for this call.
   line->set("overlace_plan", plan::kPlanVersion).set("key", "key").set("digest", digest);
   const auto decision = plan::decision_of(line->dump(), "key", machine);
   if (!decision) return;

@@ -1,9 +1,15 @@
 // Channels that share a GPU: side by side where their SM budgets fit, else in call order.
 
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/runtime/state.h"
+#include "tests/gpu/support/exact.h"
 #include "tests/gpu/support/gpu_ranks.h"
 #include "tests/gpu/support/objects.h"
 
@@ -167,6 +173,51 @@ TEST(GpuCoResidencyTest, BudgetsThatDoNotFitShowBothNumbers) {
     }
     EXPECT_NE(text.find(base::format("asks for {} SMs, there is room for {}", room + 1, room)), std::string::npos)
         << text;
+  });
+}
+
+/// CTAs of the largest kernel that `call` queues on `stream`.
+unsigned largest_grid(cudaStream_t stream, const std::function<void()>& call) {
+  EXPECT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  call();
+  cudaGraph_t graph = nullptr;
+  EXPECT_CUDA(cudaStreamEndCapture(stream, &graph));
+  size_t count = 0;
+  EXPECT_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  EXPECT_CUDA(cudaGraphGetNodes(graph, nodes.data(), &count));
+  unsigned most = 0;
+  for (const cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type{};
+    EXPECT_CUDA(cudaGraphNodeGetType(node, &type));
+    if (type != cudaGraphNodeTypeKernel) continue;
+    cudaKernelNodeParams params{};
+    EXPECT_CUDA(cudaGraphKernelNodeGetParams(node, &params));
+    if (params.sharedMemBytes > 64 << 10) most = std::max(most, params.gridDim.x);
+  }
+  EXPECT_CUDA(cudaGraphDestroy(graph));
+  return most;
+}
+
+TEST(GpuCoResidencyTest, ALimitOfACallIsThatOfItsFusedKernel) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(2, [](GpuRank& gpu) {
+    ExactSite site(gpu.channel, {.op = "gemm_rs", .family = "tma_slot", .degree = 2, .m = 4096, .n = 2048, .k = 256});
+    site.call();
+    const auto all = static_cast<unsigned>(gpu.runtime.state().backend->sm_room());
+    const auto grid = [&] { return largest_grid(gpu.stream, [&] { site.run(); }); };
+    EXPECT_EQ(grid(), all / 2 * 2);
+    EXPECT_EQ(gpu.channel.limit_sms(11), 0);
+    EXPECT_EQ(grid(), 10u);
+    for (int i = 0; i < 3; ++i) site.call();
+    EXPECT_EQ(gpu.channel.limit_sms(1), 11);
+    EXPECT_EQ(grid(), 2u) << "a cluster is the least";
+    site.call();
+    EXPECT_EQ(gpu.channel.limit_sms(0), 1);
+    EXPECT_EQ(grid(), all / 2 * 2);
+    site.call();
+    EXPECT_EQ(site.wrong(), 0);
+    gpu.team.barrier();
   });
 }
 

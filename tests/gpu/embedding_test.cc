@@ -82,7 +82,7 @@ int64_t row_of(const Problem& p, int64_t index, const spec::EmbeddingTable& tabl
   return p.bounds == "zero_row" ? 0 : -1;
 }
 
-/// As the header says: in the order of the entries, fp32 or for fp64 fp64.
+/// Added as the header says: in the order of the entries, fp32 or for fp64 fp64.
 float add_product(float factor, float value, float sum) { return std::fmaf(factor, value, sum); }
 double add_product(double factor, double value, double sum) {
   const volatile double product = factor * value;  // rounded
@@ -448,7 +448,7 @@ std::string said_by(const std::function<void()>& work) {
   return "";
 }
 
-/// Of rank 1 a bag is wrong: its check() has the words of CPU ranks, once; the entry is left out, and the team goes on.
+/// A bag of rank 1 is wrong: its check() has the words of CPU ranks, once; the entry is left out, and the team goes on.
 TEST(GpuEmbedding, TellsTheFirstBadIndexOnce) {
   OVERLACE_NEED_GPUS(1);
   for (const DType index : {DType::i64, DType::i32})

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "src/base/ceil_div_pod.h"
-#include "src/ops/gemm_core/grouped_launch.cuh"
+#include "src/ops/fused/grouped_launch.cuh"
 #include "src/spec/work_order_pod.h"
 #include "tests/gpu/support/values.h"
 
 namespace overlace::test {
 namespace {
 
-namespace core = ops::gemm_core;
+namespace core = ops::fused;
 
 /// Groups of rows and their matrices in device memory. Values are -1, 0 and 1, those of the pool's gaps NaN.
 class Grouped {
@@ -179,10 +179,10 @@ TEST(GpuGroupedGemm, RefusesWhatItCannotTake) {
   core::GroupedArgs g;
   const core::Instance& instance = core::instances(core::Kernel::grouped)[0];
   EXPECT_EQ(core::prepare_grouped(instance, g).status().message(),
-            "gemm_core: m 0, n 0, k 0, matrices 0; wanted: all >= 1");
-  const core::Instance& plain = core::instances(core::Kernel::plain)[0];
-  EXPECT_EQ(core::prepare_grouped(plain, g).status().message(),
-            base::format("gemm_core: instance {}; wanted: one for a stack of matrices", plain.name));
+            "fused kernel: m 0, n 0, k 0, matrices 0; wanted: all >= 1");
+  const core::Instance& other = core::instances(core::Kernel::scatter)[0];
+  EXPECT_EQ(core::prepare_grouped(other, g).status().message(),
+            base::format("fused kernel: instance {}; wanted: one for a stack of matrices", other.name));
 }
 
 /// Disabled as it is no test: it prints what products take, asserts no time, and runs where it is asked for by

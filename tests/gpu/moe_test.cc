@@ -227,7 +227,7 @@ TEST(GpuMoe, RefusesWhatItCannotDo) {
   });
 }
 
-/// Of the first call, when a peer's part of the heap holds what was there before.
+/// The first call, when a peer's part of the heap holds what was there before.
 TEST(GpuMoe, ARankThatDoesNotComeIsNamedAndNothingIsReadOutOfRange) {
   OVERLACE_NEED_GPUS(1);
   run_gpu_threads(2,

@@ -224,7 +224,7 @@ bool is_one_kernel(const std::string& op, const std::string& family) {
   problem.op = op;
   problem.m = problem.n = problem.k = 64;
   problem.ranks = 2;
-  return ops::gemm_core::needs_instance(spec::make_schedule(problem, family));
+  return ops::fused::needs_instance(spec::make_schedule(problem, family));
 }
 
 /// All that give a result and cross hosts, `hierarchical` and the `serial` that crosses once for `hosts` hosts.

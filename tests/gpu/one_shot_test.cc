@@ -43,7 +43,7 @@ std::vector<float> values(int tensor, int64_t count) {
   return out;
 }
 
-/// Of a rank: a (M, K) and b (N, K). Special: a token of NaN, a column of NaN and infinities, and one that all ranks
+/// A rank's a (M, K) and b (N, K). Special: a token of NaN, a column of NaN and infinities, and one that all ranks
 /// have, in which infinities meet.
 struct Inputs {
   std::vector<float> a, b;
@@ -144,7 +144,7 @@ class Site {
 };
 
 /// Tokens of other than whole chunks of 8 and tiles, columns of other than whole tiles, K of other than whole stages,
-/// more tiles than CTAs. Of gemm_rs owners of no tokens, and those that share a chunk.
+/// more tiles than CTAs; with gemm_rs owners of no tokens, and those that share a chunk.
 std::vector<Problem> problems() {
   std::vector<Problem> all = {{1, 8, 8},
                               {1, 136, 72},

@@ -2,10 +2,12 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "overlace/ops/gemm_ar.h"
+#include "tests/gpu/support/exact.h"
 #include "tests/gpu/support/gpu_ranks.h"
 
 namespace overlace::test {
@@ -98,6 +100,35 @@ TEST(GpuOperandPlaces, AreFoundWhileTheStreamIsCaptured) {
     cudaGraph_t graph = nullptr;
     EXPECT_CUDA(cudaStreamEndCapture(r.stream, &graph));
     EXPECT_CUDA(cudaGraphDestroy(graph));
+  });
+}
+
+/// A fused kernel keeps what it made of operands that it has seen.
+TEST(GpuOperandPlaces, FusedCallsTakeTurnsWithOperandsOfTheirOwn) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(2, [](GpuRank& r) {
+    const std::vector<ExactProblem> problems = {
+        {.op = "ag_gemm", .family = "k_slab", .degree = 2, .m = 512, .n = 256, .k = 512},
+        {.op = "gemm_rs", .family = "tma_slot", .degree = 4, .m = 512, .n = 256, .k = 256},
+        {.op = "gemm_ar", .family = "tma_slot", .degree = 2, .m = 512, .n = 256, .k = 256},
+        {.op = "ag_gemm", .family = "one_shot", .m = 32, .n = 256, .k = 256},
+        {.op = "gemm_rs", .family = "one_shot", .m = 32, .n = 256, .k = 256},
+        {.op = "gemm_ar", .family = "one_shot", .m = 32, .n = 256, .k = 256}};
+    for (ExactProblem problem : problems) {
+      for (const bool bias : {false, true}) {
+        problem.bias = bias;
+        SCOPED_TRACE(problem.text());
+        std::vector<std::unique_ptr<ExactSite>> sites;
+        for (int i = 0; i < 3; ++i) sites.push_back(std::make_unique<ExactSite>(r.channel, problem));
+        if (const std::string why = sites[0]->why_not(); !why.empty()) {
+          ADD_FAILURE() << why;
+          continue;
+        }
+        for (const int i : {0, 1, 0, 2, 1, 0, 0, 2}) sites[static_cast<size_t>(i)]->call();
+        for (const auto& site : sites) EXPECT_EQ(site->wrong(), 0);
+        r.team.barrier();
+      }
+    }
   });
 }
 

@@ -5,7 +5,9 @@
 #include <chrono>
 
 #include "overlace/ops/common.h"
-#include "src/ops/gemm_core/choose.h"
+#include "src/exec/run.h"
+#include "src/ops/fused/choose.h"
+#include "src/ops/reduce/bodies.h"
 #include "src/spec/fused_pod.h"
 #include "tests/gpu/support/ops_site.h"
 
@@ -197,17 +199,16 @@ TEST_F(GpuOps, FusedKernelsGiveTheExactResultAndTheSameBitsInCallsBehindEachOthe
 
 /// Where choose_instance takes it: 12 clusters of its tiles, the last of each row clipped, are one wave of 24 SMs.
 struct InstanceCase {
-  ops::gemm_core::InstanceSpec instance;
+  ops::fused::InstanceSpec instance;
   Problem problem;
   const char* family;
   spec::Params options;
 };
 std::vector<InstanceCase> instance_cases() {
   std::vector<InstanceCase> out;
-  const auto add = [&](const char* op, const char* family, const ops::gemm_core::InstanceSpec& one,
-                       spec::Params options) {
-    const ops::gemm_core::ConfigSpec& s = one.spec;
-    const auto layout = s.b_major == ops::gemm_core::BMajor::k ? spec::BLayout::nk : spec::BLayout::kn;
+  const auto add = [&](const char* op, const char* family, const ops::fused::InstanceSpec& one, spec::Params options) {
+    const ops::fused::ConfigSpec& s = one.spec;
+    const auto layout = s.b_major == ops::fused::BMajor::k ? spec::BLayout::nk : spec::BLayout::kn;
     Problem p = {.op = op, .m = 1024, .n = 3 * s.tile_n - 8, .k = 136, .dtype = s.dtype, .layout = layout};
     out.push_back({one, p, family, options});
     p.bias = true;
@@ -219,10 +220,10 @@ std::vector<InstanceCase> instance_cases() {
     p.bias = false;
     out.push_back({one, p, family, options});
   };
-  for (const auto& one : ops::gemm_core::specs_of(ops::gemm_core::Kernel::gather))
+  for (const auto& one : ops::fused::specs_of(ops::fused::Kernel::gather))
     if (one.spec.split_k == 1) add("ag_gemm", "k_slab", one, {});
-  for (const auto& one : ops::gemm_core::specs_of(ops::gemm_core::Kernel::scatter))
-    if (ops::gemm_core::find_scatter(one.spec.dtype, one.spec.b_major, kSlotTileRows, one.spec.tile_n) == &one)
+  for (const auto& one : ops::fused::specs_of(ops::fused::Kernel::scatter))
+    if (ops::fused::find_scatter(one.spec.dtype, one.spec.b_major, kSlotTileRows, one.spec.tile_n) == &one)
       for (const char* op : {"gemm_rs", "gemm_ar"}) add(op, "tma_slot", one, {{"align_n", int64_t{one.spec.tile_n}}});
   return out;
 }
@@ -236,7 +237,7 @@ TEST_F(GpuOps, EveryFusedInstanceGivesTheExactResultWithAndWithoutABiasAndSwiglu
       for (const InstanceCase& one : instance_cases()) {
         Site site(one.problem, channel);
         const spec::Schedule schedule = spec::make_schedule(site.op(), one.family, kDegree, one.options);
-        const auto taken = ops::gemm_core::choose_instance(schedule, kSms);
+        const auto taken = ops::fused::choose_instance(schedule, kSms);
         require(taken.ok() ? "" : taken.status().message(), one.family);
         if ((*taken)->name != one.instance.name) throw std::runtime_error("taken: " + std::string((*taken)->name));
         call_often(runtime, stream, site, schedule,
@@ -303,8 +304,8 @@ TEST_F(GpuOps, FusedKernelsThatAreMissingAreRefused) {
             "no kernel for fp32 -> fp32, b kn");
     refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "tiles 64x128", Errc::not_supported,
             {{"align", int64_t{64}}});
-    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "compiled for the tasks", Errc::bad_schedule,
-            {{"credits", false}});
+    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "has no signal credit, which its kernel uses",
+            Errc::bad_schedule, {{"credits", false}});
     Site site({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, channel);
     Matrix a(64, 72, DType::bf16), b(64, 64, DType::bf16);
     TensorView odd = a.device();
@@ -324,6 +325,83 @@ TEST_F(GpuOps, FusedKernelsThatAreMissingAreRefused) {
     require(site.mismatch(), "after refusals");
   });
   EXPECT_EQ(failure, "");
+}
+
+/// No kernel adds a bias of the factors' type to a wider result. One rank's is wrong in the first call of a schedule,
+/// all ranks' in a later one; nobody has queued anything then, so that the next call is exact.
+TEST_F(GpuOps, ABiasOfAnotherTypeThanTheResultIsRefusedOnAllRanks) {
+  const std::string failure = on_ranks(2, [&](Runtime& runtime, cudaStream_t stream) {
+    Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
+    int refused = 0;
+    for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+      Site site({.op = op, .m = 256, .n = 64, .k = 72, .dtype = DType::fp16, .bias = true, .out_dtype = DType::fp32},
+                channel);
+      for (const std::string& family : spec::families(op)) {
+        if (family == "compute" || family == "comm" || family == "limit") continue;
+        const spec::Schedule schedule = spec::make_schedule(site.op(), family, 2);
+        if (!ops::supports(channel, site.op(), schedule).ok()) continue;
+        for (const bool is_known : {false, true}) {
+          const std::string where = base::format("{} {}, call {}", op, family, is_known ? 2 : 1);
+          const bool is_wrong = is_known || channel.team().rank() == 1;
+          std::string said;
+          try {
+            site.run(schedule, is_wrong ? DType::fp16 : DType::fp32);
+          } catch (const Error& e) {
+            said = e.what();
+            if (e.code() != Errc::not_supported) throw;
+          }
+          if (said.find("bias is fp16, wanted fp32") == std::string::npos)
+            throw std::runtime_error(where + ": wanted a refusal, got '" + said + "'");
+          ++refused;
+          site.out().poison();
+          site.run(schedule);
+          settle(runtime);
+          require(site.mismatch(), where);
+        }
+      }
+      runtime.world().barrier();
+      runtime.check_quiescent();
+      runtime.world().barrier();
+    }
+    if (refused < 12) throw std::runtime_error(base::format("{} refusals, wanted two of two families each", refused));
+  });
+  EXPECT_EQ(failure, "");
+}
+
+/// What a call has queued when it fails may satisfy waits of later calls, so there are none: its rank ends the team.
+TEST_F(GpuOps, AFailureBehindTheFirstPieceOfWorkEndsTheTeam) {
+  std::string said[2];
+  const std::string failure = on_ranks(2, [&](Runtime& runtime, cudaStream_t stream) {
+    Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
+    const int rank = channel.team().rank();
+    Site site({.op = "gemm_rs", .m = 256, .n = 64, .k = 72}, channel);
+    const spec::Schedule schedule = spec::make_schedule(site.op(), "serial", 1);
+    bool is_spoilt = false;
+    const exec::Bodies bodies = {.by_kind = {{spec::Kind::reduce, [&](const exec::BodyContext& context) {
+                                                return is_spoilt ? base::invalid_argument("spoilt")
+                                                                 : ops::reduce_on_gpu(context);
+                                              }}}};
+    const exec::Bindings bindings = {{"A", site.a()}, {"B", site.b()}, {"Y", site.out().device()}};
+    const auto run = [&] { return exec::run(channel, schedule, "spoilt", bindings, bodies); };
+    base::Status status = run();
+    settle(runtime);
+    require(status.ok() ? site.mismatch() : status.message(), "the first call");
+    runtime.world().barrier();
+    is_spoilt = rank == 0;
+    status = run();  // on rank 0 its partial sums are on their way
+    try {
+      while (rank == 1 && status.ok()) {  // its part of the call may need nothing of the other rank's
+        runtime.synchronize();
+        status = run();
+      }
+      said[rank] = status.message();
+    } catch (const Error& e) {
+      said[rank] = e.what();
+    }
+  });
+  EXPECT_EQ(said[0], "spoilt");
+  EXPECT_NE(said[1].find("spoilt"), std::string::npos) << said[1];
+  EXPECT_NE(failure.find("spoilt"), std::string::npos) << failure;  // of whoever uses the runtime again
 }
 
 /// The heap holds few of these schedules at once: memory and signal words of those given up are used again.

@@ -78,7 +78,7 @@ class Site {
     const std::vector<int64_t> off = spec::row_offsets(op_);
     return off[static_cast<size_t>(rank_.rank) + 1] - off[static_cast<size_t>(rank_.rank)];
   }
-  /// As many rows as the family takes.
+  /// A problem of as many rows as the family takes.
   static spec::OpSpec problem_of(const Soaked& how, int ranks) {
     spec::OpSpec wanted;
     wanted.op = how.op;

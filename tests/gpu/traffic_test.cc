@@ -135,7 +135,7 @@ TEST(GpuTraffic, StaysExactAndBounded) {
 
 constexpr int kMostOctaves = 9;
 
-/// As large as a shape that is timed may be.
+/// A shape as large as one that is timed may be.
 ExactProblem largest_shape() {
   if (octaves == 0) return {.m = 4096, .n = 1024, .k = 1024};
   return {.m = int64_t{64} << octaves, .n = 8192, .k = 8192};

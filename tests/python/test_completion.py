@@ -39,7 +39,7 @@ def program() -> str:
 
 @pytest.fixture(scope="module")
 def tree(program: str) -> dict[tuple[str, ...], tuple[set[str], set[str]]]:
-    """Of each command its subcommands and its long options, by its own help."""
+    """Subcommands and long options of each command, by its own help."""
     found = {}
     for words, text in gen_reference.helps(Path(program)):
         options = set(re.findall(r"(?m)^  (?:-\w,)?(--[\w-]+)", text))

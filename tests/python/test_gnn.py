@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import overlace  # noqa: E402
 from overlace import gnn  # noqa: E402
+from overlace.gnn import _device, _native, nn  # noqa: E402
 from overlace.gnn import train as program  # noqa: E402
 from overlace.gnn.nn import GATConv, GCNConv, Model, SAGEConv  # noqa: E402
 
@@ -116,6 +118,51 @@ def test_a_loop_goes_on_where_its_state_was_saved(run: gnn.Artefact) -> None:
         next(iter(loader))
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_stream_is_set_behind_what_the_one_before_reads(
+    run: gnn.Artefact, copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gnn.PackedLoader(run, copy=copy) as loader:
+        list(loader)  # the first loop alone sets it before it starts
+        called: list[str] = []
+        call = _native.call
+
+        def noted(name: str, *arguments: object) -> None:
+            called.append(name.removeprefix("ovl_gnn_loader_"))
+            call(name, *arguments)
+
+        monkeypatch.setattr(_native, "call", noted)
+        monkeypatch.setattr(loader, "_use_stream", lambda: called.append("use_stream"))
+        loader._stream = 1
+        list(loader)
+    taken = ["use_stream", "next"]
+    wanted = [*taken, "release"] * len(loader) + taken if copy else taken + ["release", *taken] * len(loader)
+    assert called[: len(wanted) + 1] == ["start", *wanted]
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [_device.checked("device", name).index for name in ("cuda", "cuda:0", "cuda:1")] == [1, 0, 1]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(overlace.Unsupported, match="--device is cuda:2, wanted one of the 2 CUDA devices that torch"):
+        program.Team("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(run: gnn.Artefact) -> None:
+    with pytest.raises(overlace.Unsupported, match="device is cuda, wanted one of the 0 CUDA devices"):
+        gnn.PackedLoader(run, device="cuda")
+    for on_gpu, error, text in (
+        (2, overlace.InvalidArgument, "on_gpu is 2, wanted 0 to 1"),
+        (1, overlace.Unsupported, "a loader on GPU 3"),
+    ):
+        options = _native.LoaderOptions(artefact=str(run.path).encode(), on_gpu=on_gpu, device=3)
+        with pytest.raises(error, match=text):
+            _native.call("ovl_gnn_loader_open", ctypes.byref(options), ctypes.byref(ctypes.c_void_p()))
+
+
 def test_a_slower_disk_can_be_played(run: gnn.Artefact) -> None:
     with gnn.PackedLoader(run, packs="segments", format="numpy") as loader:
         wanted = [batch.x.tobytes() for batch in loader]
@@ -163,6 +210,14 @@ def test_layers_are_their_formulas() -> None:
         heads.append(weight / weight.sum(1, keepdim=True) @ h[:, k])
     wanted = torch.cat(heads, 1) + gat.bias
     torch.testing.assert_close(gat(x, edge_index, num_dst), wanted[:num_dst], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_many_edges_are_counted(kind: torch.dtype) -> None:
+    edges = 5000
+    edge_index = torch.stack([torch.ones(edges, dtype=torch.int64), torch.zeros(edges, dtype=torch.int64)])
+    counted = nn._in_degrees(edge_index[1], 2, torch.ones(2, 4, dtype=kind))
+    assert counted.dtype == kind and counted.tolist() == [torch.tensor(edges, dtype=kind).item(), 0]
 
 
 def test_the_program_trains_and_reports(run: gnn.Artefact, tmp_path: Path) -> None:

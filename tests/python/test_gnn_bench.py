@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -14,8 +16,8 @@ pytest.importorskip("torch_geometric")
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("bench/gnn_ooc", "bench/driver", "tools")]
-NAMES = ("ooc", "records", "gen_gnn", "row_ways")
-ooc, records, gen_gnn, row_ways = (importlib.import_module(name) for name in NAMES)
+NAMES = ("ooc", "on_gpu", "choice", "records", "gen_gnn", "row_ways")
+ooc, on_gpu, choice, records, gen_gnn, row_ways = (importlib.import_module(name) for name in NAMES)
 
 
 ROW_WAYS = ("row_reads", "ginex_like", "window_rows")
@@ -147,7 +149,7 @@ def brute_force(batches: list[list[int]], start: list[int], known: list[int]) ->
             after = range(b + 1, min(known[b], len(batches)))
             return next((n for n in after if vertex in batches[n]), len(batches)), -last.get(vertex, -1)
 
-        # Of equal ones whichever: the test has none that matter, as only their number is compared below.
+        # Any of equal ones may stay: the test has none that matter, as only their number is compared below.
         cache = set(sorted(cache | set(batch), key=rank)[: len(start)])
     return misses
 
@@ -213,3 +215,49 @@ def test_a_record_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> No
     with pytest.raises(SystemExit, match="feature_bytes is -1, wanted at least 0"):
         out.add("bytes_0.1", "", "overlace", feature_bytes=-1)
     assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_the_bench_of_gpus_has_records_of_every_way(tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--vertices", "4096", "--dim", "32", "--batch-size", "64", "--fanouts", "5,3"]
+    words += ["--repeats", "1", "--row-batches", "2", "--pack-memory", "1MiB", "--git", "test"]
+    assert on_gpu.main([*words, "--out", str(tmp_path / "out.jsonl")]) == 0
+    rows = records.read(tmp_path / "out.jsonl")
+    found = {(row["case"]["name"], row["competitor"]) for row in rows}
+    packs = {"overlace", "static_packs"}
+    is_direct = not any("no direct ones" in row["case"]["what"] for row in rows)
+    by_rows = {"row_reads", "mmap_rows"} if is_direct else {"mmap_rows"}
+    assert found == {("gpu_epoch", way) for way in {*packs, "inmem_gpu", "inmem_pinned"}} | {
+        ("gpu_rows", way) for way in {*packs, *by_rows}
+    }
+    assert all(row["verify"]["ok"] and row["time_us"]["median"] > 0 for row in rows)
+    read = {row["competitor"]: row["bytes_read"] for row in rows if "bytes_read" in row}
+    assert 0 < read["overlace"] < read["static_packs"]
+
+
+def test_what_has_no_direct_reads_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(path: Path, flags: int, *_: object) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct reads", path)
+        raise OSError(errno.ENOENT, "not asked for", path)
+
+    (tmp_path / "rows").write_bytes(b"rows")
+    monkeypatch.setattr(os, "open", refuses)
+    assert not on_gpu.has_direct_reads(tmp_path / "rows")
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError):
+        on_gpu.has_direct_reads(tmp_path / "none")
+
+
+def test_every_setting_of_the_planner_is_run(rows: list[dict], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["--vertices", "4096", "--dim", "32", "--batch-size", "32", "--fanouts", "5,3", "--repeats", "1"]
+    words += ["--gpu-memory", "2MiB", "--cpu-memory", "2MiB", "--pace", "64MiB", "--compute-ms", "0", "--git", "test"]
+    assert choice.main([*words, "--out", str(tmp_path / "out.jsonl")]) == 0
+    found = {row["competitor"]: row for row in records.read(tmp_path / "out.jsonl")}
+    assert set(found) == {"chosen", "best", "worst"}
+    assert all(row["verify"]["ok"] for row in found.values())
+    assert found["chosen"]["predicted_us"] == min(row["predicted_us"] for row in found.values())
+    said = capsys.readouterr().out.splitlines()
+    # Orders fixed and shuffle, three depths, two sizes of pages: there are too few batches for segments.
+    assert sum(" s planned, " in line for line in said) == 12
+    text = gen_gnn.page([*rows, *found.values()])
+    assert "## What the planner chooses" in text and "12 settings within 2MiB and 2MiB" in text

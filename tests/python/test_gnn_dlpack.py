@@ -145,7 +145,7 @@ print("all")
 
 
 def losses(dataset: gnn.Dataset, run: gnn.Artefact, format: str) -> list[float]:
-    """Of two training epochs through the loop that each format is made for."""
+    """Losses of two training epochs through the loop that each format is made for."""
     torch = pytest.importorskip("torch")
     from overlace.gnn.nn import Model, SAGEConv
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+import types
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +21,7 @@ torch = pytest.importorskip("torch")
 
 import overlace  # noqa: E402
 from overlace import gnn  # noqa: E402
+from overlace.gnn import train  # noqa: E402
 from overlace.gnn.nn import Model  # noqa: E402
 
 torch.set_num_threads(1)
@@ -49,6 +55,13 @@ def loss_of(model: torch.nn.Module, batch: gnn.Batch) -> torch.Tensor:
 def train_rank(path: str, rank: int, meeting: str) -> list[float]:
     """One rank of a data-parallel training: the mean loss of each step."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    losses = losses_of_rank(path, rank)
+    gc.collect()  # the model holds the group: as the last one it may wait for ever
+    torch.distributed.destroy_process_group()
+    return losses
+
+
+def losses_of_rank(path: str, rank: int) -> list[float]:
     losses = []
     with gnn.PackedLoader(path, packs="fixed", rank=rank, ranks=RANKS) as loader:
         model = torch.nn.parallel.DistributedDataParallel(model_of(loader))
@@ -62,7 +75,6 @@ def train_rank(path: str, rank: int, meeting: str) -> list[float]:
                 total = loss.detach().clone()
                 torch.distributed.all_reduce(total)
                 losses.append(total.item() / RANKS)
-    torch.distributed.destroy_process_group()
     return losses
 
 
@@ -82,21 +94,31 @@ def train_alone(run: gnn.Artefact) -> list[float]:
     return losses
 
 
+def started(words: list[str], env: dict[str, str]) -> subprocess.Popen:
+    env = {**env, "PYTHONFAULTHANDLER": "1"}
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def said_by(ranks: list[subprocess.Popen], timeout_s: float) -> list[tuple[str, str]]:
+    """What ranks printed, all of which ended well. Who does not end says where its threads are."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end and any(rank.poll() is None for rank in ranks):
+        time.sleep(0.05)
+    late = [number for number, rank in enumerate(ranks) if rank.poll() is None]
+    for number in late:
+        ranks[number].send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER
+    said = [rank.communicate() for rank in ranks]
+    assert late == [], f"ranks {late} did not end within {timeout_s} s: {said}"
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), said
+    return said
+
+
 def test_two_ranks_train_as_one_process(run: gnn.Artefact, tmp_path: Path) -> None:
     words = [sys.executable, __file__, str(run.path), str(tmp_path / "meeting")]
     # NOTE: threads of two ranks on two cores wait for each other by spinning, beside other work for minutes.
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-        for rank in range(RANKS)
-    ]
-    try:
-        said = [rank.communicate(timeout=240) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, said
-    losses = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    ranks = [started([*words, str(rank)], env) for rank in range(RANKS)]
+    losses = [json.loads(out.splitlines()[-1]) for out, _ in said_by(ranks, 240)]
     assert losses[0] == losses[1]
     alone = train_alone(run)
     assert len(alone) > 40
@@ -124,16 +146,9 @@ def test_the_program_trains_on_two_ranks(run: gnn.Artefact, tmp_path: Path) -> N
     for rank in range(RANKS):
         team = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         out = ["--json", str(tmp_path / f"{rank}.json")]
-        ranks.append(
-            subprocess.Popen([*words, *out], env={**os.environ, **team}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
-    try:
-        said = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, said
-    assert said[0][0].count(b"epoch ") == 4 and said[1][0] == b""
+        ranks.append(started([*words, *out], {**os.environ, **team}))
+    said = said_by(ranks, 120)
+    assert said[0][0].count("epoch ") == 4 and said[1][0] == ""
     assert not (tmp_path / "1.json").exists()
     result = json.loads((tmp_path / "0.json").read_text())
     assert result["ranks"] == RANKS and result["packs"] == "fixed"
@@ -143,6 +158,17 @@ def test_the_program_trains_on_two_ranks(run: gnn.Artefact, tmp_path: Path) -> N
     count = len(gnn.Dataset(run.manifest["dataset"]["directory"]).split("valid"))
     for row in result["epochs"]:
         assert abs(row["valid"] * count - round(row["valid"] * count)) < 1e-6
+
+
+def test_a_model_is_gone_before_its_group() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.itself = [model]  # a circle, as a DistributedDataParallel is one
+    seen, held = [], weakref.ref(model)
+    del model
+    team = train.Team("cpu")
+    team._dist = types.SimpleNamespace(destroy_process_group=lambda: seen.append(held()))
+    team.close()
+    assert seen == [None]
 
 
 def test_sampled_epochs_are_taken_in_turn_and_resumed(dataset: gnn.Dataset, run: gnn.Artefact) -> None:

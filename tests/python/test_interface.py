@@ -91,6 +91,18 @@ def test_benches_speak_of_all():
 
 
 @pytest.mark.parametrize("op", OPERATORS)
+def test_benches_and_pytorch_name_the_families_of_every_operator(op, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench" / "driver"))
+    import records
+
+    families = STATED[op]["families"]
+    assert tuple(f["name"] for f in families[:2]) == records.PLAIN
+    assert {f["purpose"] for f in families} - {"plan"} <= {*records.PARTS}
+    overlace, _ = _torch()
+    assert families[0]["name"] == overlace.planning.LIBRARY_FAMILY
+
+
+@pytest.mark.parametrize("op", OPERATORS)
 def test_cpp(op):
     struct = "".join(word.capitalize() for word in op.split("_")) + "Args"
     text = (ROOT / f"include/overlace/ops/{op}.h").read_text()

@@ -53,6 +53,7 @@ MODEL = {
 CASES = [
     Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --quiet --link none"),
     Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --quiet --link none --config tiny-moe"),
+    Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --quiet --link none --part moe"),
     Case(
         "run",
         "run --backend cpu -n 2 --tokens 32 --repeat 1 --link 1GB/s,20us --config model.json --device-memory 160000",
@@ -90,6 +91,7 @@ CASES = [
     Case("sim_graph_dlrm", "sim graph dlrm --network rail --tables 64"),
     Case("sim_graph_transformer", "sim graph transformer --network ring(8,25) --tensor 4 --layers 2"),
     Case("sim_graph_moe", "sim graph moe --network ring(8,25) --experts 8"),
+    Case("sim_graph_moe", "sim graph moe --network ring(8,25) --experts 11 --shared-experts 1 --row-per-copy"),
     Case("sim_graph_co2", "sim graph co2 --network ring(8,25) --group 2 --rule all --rounds 4"),
     Case("sim_graph_gnn", "sim graph gnn g.ovg"),
     Case("sim_graph_offload", "sim graph offload --device-memory 24GiB"),
@@ -147,7 +149,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outputs(folder: Path) -> dict[str, tuple[Case, dict]]:
-    """Of each command line that has run."""
+    """The output of each command line that has run."""
     return {}
 
 

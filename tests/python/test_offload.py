@@ -482,13 +482,13 @@ def test_a_child_is_told_so(x):
 
 
 def anonymous_bytes() -> int:
-    """Of this process, without the pages of files."""
+    """Bytes of this process, without the pages of files."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon"))
     return int(line.split()[1]) << 10
 
 
 def test_memory_is_slots_and_little_else(tmp_path):
-    """Of a model that is read from a file, 144 MiB in blocks of 12, two are in memory: not the file, and no copy."""
+    """Two blocks of a model that is read from a file, 144 MiB in blocks of 12, are in memory: no file, and no copy."""
 
     def run(count: int, width: int) -> tuple[int, int]:
         """Most that is in memory above what was, and what slots take."""

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import types
 
 import numpy as np
 import pytest
@@ -42,6 +43,25 @@ OF_EXPERTS = {**SHAPE, "num_attention_heads": 6, "head_dim": 16, "experts_implem
 OF_QWENS_EXPERTS = {"num_key_value_heads": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
+DEEPSEEK = {
+    **{**SHAPE, "experts_implementation": "eager"},
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+
+
 def config_of(family):
     if family == "llama":
         return transformers.LlamaConfig(**SHAPE, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE)
@@ -70,6 +90,12 @@ def config_of(family):
         return transformers.Qwen3MoeConfig(**OF_EXPERTS, **OF_QWENS_EXPERTS, norm_topk_prob=True)
     if family == "qwen3_moe_sparse":  # only the second of three layers has experts
         return transformers.Qwen3MoeConfig(**OF_EXPERTS, **OF_QWENS_EXPERTS, attention_bias=True, decoder_sparse_step=2)
+    if family == "deepseek_v3":
+        return transformers.DeepseekV3Config(**DEEPSEEK)
+    if family == "deepseek_v3_plain":
+        return transformers.DeepseekV3Config(
+            **{**DEEPSEEK, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "first_k_dense_replace": 0}
+        )
     assert family == "gpt2"
     return transformers.GPT2Config(
         n_embd=HIDDEN, n_layer=LAYERS, n_head=4, vocab_size=32, n_positions=128, bos_token_id=0, eos_token_id=0
@@ -78,11 +104,15 @@ def config_of(family):
 
 FAMILIES = ["llama", "llama_biased", "qwen2", "qwen3", "mistral", "mistral_full", "gpt2"]
 FAMILIES_OF_EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_moe_sparse"]
+FAMILIES_OF_BLOCKS = ["deepseek_v3", "deepseek_v3_plain"]
 
 
 def randomise(model):
     """Weights of the usual scale; norms around 1 and biases that are not zero, so that none can be forgotten."""
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
@@ -105,11 +135,20 @@ def hidden_states_after(model, hidden_states):
     return out.reshape(TOKENS, HIDDEN).double().numpy()
 
 
+def sum_of_blocks(model, hidden_states):
+    """What the blocks of experts of all layers that have one give of the same hidden states."""
+    batch = hidden_states.reshape(SEQUENCES, SEQUENCE, HIDDEN)
+    with torch.no_grad():
+        blocks = [layer.mlp for layer in model.base_model.layers if hasattr(layer.mlp, "experts")]
+        out = sum(block(batch) for block in blocks)
+    return out.reshape(TOKENS, HIDDEN).double().numpy()
+
+
 class Case:
     """A saved model with its input, and what transformers makes of it in both precisions."""
 
-    def __init__(self, family, directory, **save_options):
-        torch.manual_seed([*FAMILIES, *FAMILIES_OF_EXPERTS].index(family) + 1)
+    def __init__(self, family, directory, make=hidden_states_after, **save_options):
+        torch.manual_seed([*FAMILIES, *FAMILIES_OF_EXPERTS, *FAMILIES_OF_BLOCKS].index(family) + 1)
         config = config_of(family)
         config._attn_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -119,8 +158,8 @@ class Case:
         self.directory = pathlib.Path(directory)
         self.input = self.directory / "input.npy"
         np.save(self.input, hidden_states.numpy())
-        self.fp32 = hidden_states_after(model, hidden_states)
-        self.fp64 = hidden_states_after(copy.deepcopy(model).double(), hidden_states.double())
+        self.fp32 = make(model, hidden_states)
+        self.fp64 = make(copy.deepcopy(model).double(), hidden_states.double())
 
     def bound(self):
         largest = np.float32(np.abs(self.fp64).max())
@@ -139,10 +178,10 @@ def program():
 def cases(tmp_path_factory):
     made = {}
 
-    def make(family, **save_options):
-        key = (family, *sorted(save_options.items()))
+    def make(family, **options):
+        key = (family, *sorted(options.items(), key=lambda item: item[0]))
         if key not in made:
-            made[key] = Case(family, tmp_path_factory.mktemp(family), **save_options)
+            made[key] = Case(family, tmp_path_factory.mktemp(family), **options)
         return made[key]
 
     return make
@@ -178,6 +217,52 @@ def test_agrees_with_transformers(program, cases, family, ranks):
 @pytest.mark.parametrize("family", FAMILIES_OF_EXPERTS)
 def test_experts_agree_with_transformers(program, cases, family, ranks):
     check(program, cases(family), ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("family", [*FAMILIES_OF_BLOCKS, "mixtral", "qwen2_moe"])
+def test_blocks_of_experts_agree_with_transformers(program, cases, family, ranks):
+    check(program, cases(family, make=sum_of_blocks), ranks, "--part", "moe")
+
+
+@pytest.mark.parametrize("options", [{"save_original_format": False}, {"max_shard_size": "60KB"}])
+def test_blocks_are_read_from_other_files(program, cases, options):
+    check(program, cases("deepseek_v3", make=sum_of_blocks, **options), 2, "--part", "moe")
+
+
+@pytest.mark.parametrize(
+    ("scale", "bias", "tokens", "changed"),
+    [
+        (1e-4, 0.0, 4104, {}),  # keys that are nearly alike: what rounds them is more than an ulp of their sum
+        (30.0, 1000.0, 528, {"num_experts_per_tok": 1}),  # chosen by the bias alone, of scores that are nearly 0
+    ],
+)
+def test_the_oracle_takes_what_rounding_explains(program, tmp_path, scale, bias, tokens, changed):
+    torch.manual_seed(5)
+    sizes = {"n_routed_experts": 64, "num_experts_per_tok": 4, "n_group": 8, "topk_group": 4, "num_hidden_layers": 2}
+    config = transformers.DeepseekV3Config(**{**DEEPSEEK, **sizes, **changed})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    randomise(model)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * bias)
+    model.save_pretrained(tmp_path)
+    hidden_states = torch.randn(tokens, HIDDEN) * scale
+    np.save(tmp_path / "input.npy", hidden_states.numpy())
+    case = types.SimpleNamespace(directory=tmp_path, input=tmp_path / "input.npy")
+    done, output = run(program, case, 1, "--part", "moe")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with torch.no_grad():
+        want = model.base_model.layers[1].mlp(hidden_states[None])[0].numpy()
+    far = np.abs(np.load(output) - want).max(1) > 1e-5 * np.sqrt(np.mean(want**2))
+    assert far.mean() < 0.01  # some tokens choose others where two keys are as good
+
+
+def test_blocks_alone_run_of_latent_attention(program, cases):
+    done, output = run(program, cases("deepseek_v3", make=sum_of_blocks), 2)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert 'key "kv_lora_rank" is 16' in done.stderr and "--part moe" in done.stderr
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])

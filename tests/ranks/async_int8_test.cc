@@ -33,7 +33,7 @@ void run_host(int n, Mode mode, const Body& body, const char* link = "none") {
   });
 }
 
-/// Of all ranks, in fp64 slots of their own.
+/// Values of all ranks, in fp64 slots of their own.
 std::vector<double> gathered(AsyncCollective& collective, double value) {
   std::vector<double> slots(static_cast<size_t>(collective.size()));
   slots[static_cast<size_t>(collective.rank())] = value;

@@ -136,6 +136,8 @@ const BadCall kHeaps[] = {
 const BadCall kChannels[] = {
     {"SmBudgetNegative", [](Runtime& r) { (void)r.world().channel(StreamRef::cpu(), {.sm_budget = -1}); },
      Errc::invalid_argument, "ChannelOptions::sm_budget is -1, wanted 0 (all SMs) or more"},
+    {"SmLimitNegative", [](Runtime& r) { (void)channel_of(r).limit_sms(-1); }, Errc::invalid_argument,
+     "channel.limit_sms: sms is -1, wanted 0 (no limit) or more"},
     {"UseOfACudaStream", [](Runtime& r) { channel_of(r).use(StreamRef::cuda(nullptr)); }, Errc::invalid_argument,
      "channel.use: a CUDA stream, wanted a CPU lane as before"},
     {"IdsOfDevices", [](Runtime& r) { (void)channel_of(r).ids(1, Domain::device, "x"); }, Errc::invalid_argument,

@@ -59,6 +59,31 @@ TEST_P(CheckTest, EqualCallsPass) {
   });
 }
 
+/// Its peers compare calls first, where a rank that refuses its own would not come.
+TEST_P(CheckTest, ARefusedCallIsMadeAgain) {
+  run(2, "calls", [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    for (const Case& c : {kGemm, kGemm, kOther}) {  // new, known, new
+      Operands operands(c, channel);
+      operands.fill(1);
+      const TensorView right = operands.a();
+      if (runtime.world().rank() == 1) {
+        TensorView wrong = right;
+        wrong.dtype = DType::i32;
+        operands.set_a(wrong);
+        const std::string text = thrown([&] { operands.run(); });
+        expect_part(text, "invalid_argument: ");
+        EXPECT_EQ(text.find("refused"), std::string::npos) << text;
+        operands.set_a(right);
+      }
+      operands.run();
+      EXPECT_EQ(operands.mismatch(), "");
+      runtime.world().barrier();
+    }
+    runtime.close();
+  });
+}
+
 TEST_P(CheckTest, DifferentCallsAreNamedOnAllRanks) {
   run(3, "calls", [](Runtime& runtime) {
     Team& team = runtime.world();

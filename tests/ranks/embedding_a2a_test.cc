@@ -101,7 +101,7 @@ class Call {
     return mismatch(call);
   }
 
-  /// Of bags that make_bags() has made.
+  /// Arguments of a call with bags that make_bags() has made.
   ops::EmbeddingA2aArgs args() {
     const auto length = static_cast<int64_t>(indices_.size()), rows = off_[at(rank_ + 1)] - off_[at(rank_)];
     out_.assign(static_cast<size_t>(rows * kColumns) * dtype_bytes(v_.out_dtype), '\x7f');
@@ -319,7 +319,7 @@ TEST(EmbeddingA2a, NamesTheFirstBadIndexAndOffset) {
         if (is_bad) change(call);
       });
     };
-    // Of rank 1 the features are 1 to 4, in the order of the placement: table 1, then 2.
+    // Rank 1 has the features 1 to 4, in the order of the placement: table 1, then 2.
     const std::string index = said([](Call& call) {
       const size_t bag = 7;  // its second feature's second sample
       const auto begin = static_cast<size_t>(call.offsets()[bag]);
@@ -377,34 +377,15 @@ TEST(EmbeddingA2a, RefusesAPlacementThatIsNone) {
             "placement: columns 6 to 8 of the result have several features, wanted one");
 }
 
-/// What a mutant does under the adversary: the first thing that any rank found wrong.
+/// Six calls of a mutant: what is wrong in the first that is.
 [[maybe_unused]] std::string run_mutant(const Schedule& schedule, const Mutation& mutation, uint64_t seed) {
-  std::mutex mutex;
-  std::string first;
-  const auto say = [&](const std::string& what) {
-    const std::lock_guard lock(mutex);
-    if (first.empty()) first = what;
-  };
-  RankOptions options;
-  options.timeout_ms = mutation.timeout_ms;
-  options.adversary = AdversaryOptions::parse("delay_us=200,seed=" + std::to_string(seed));
-  run_bootstraps(3, Mode::threads_adversary, [&](Bootstrap& bootstrap) {
-    Runtime runtime = Runtime::open(bootstrap, runtime_options(Mode::threads_adversary, options));
-    try {
-      Call call(runtime.world().channel(StreamRef::cpu()), schedule, {}, 24);
-      std::string said;
-      for (int64_t i = 1; i <= 6 && said.empty(); ++i) said = call.run(i);
-      if (said.empty()) {
-        runtime.world().barrier();
-        return runtime.close();
-      }
-      say(said);
-      runtime.abort(Errc::aborted, "caught");
-    } catch (const Error& error) {
-      say(error.what());
-    }
+  return test::run_mutant(3, mutation, seed, [&](Runtime& runtime) {
+    Call call(runtime.world().channel(StreamRef::cpu()), schedule, {}, 24);
+    std::string said;
+    for (int64_t i = 1; i <= 6 && said.empty(); ++i) said = call.run(i);
+    if (said.empty()) runtime.world().barrier();
+    return said;
   });
-  return first;
 }
 
 TEST(EmbeddingA2a, EachMutantIsCaught) {

@@ -1,5 +1,6 @@
 // What a call leaves in a timeline.
 #include <algorithm>
+#include <map>
 #include <mutex>
 
 #include "src/base/trace.h"
@@ -103,6 +104,16 @@ TEST(ExecTrace, TransfersOfTheEmulatedLinkAreInTheTrace) {
     EXPECT_EQ(count, 4) << lane;
     EXPECT_EQ(bytes, 2 * 8 * 64 * 4) << lane;
   }
+  // Products of a peer's rows begin a link's latency behind those of own rows on the rank that calls first, if on none
+  // else: a rank that is late finds them there.
+  std::map<std::string, int> waits;
+  for (const base::Span& span : trace.spans) {
+    if (span.category != "wait") continue;
+    ++waits[span.name];
+    EXPECT_GT(span.end_ns, span.begin_ns) << span.name;
+  }
+  EXPECT_GE(waits["qkv wait arrived[0]"], 1);
+  for (const auto& [name, count] : waits) EXPECT_TRUE(name.starts_with("qkv wait ")) << name << " " << count;
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ class Call {
     for (Matrix* m : {&a_, &b_, &residual_, &weight_, &bias_}) m->fill([](int64_t, int64_t) { return NAN; });
   }
 
-  /// Of exact operands: the first wrong element, in words; empty if all are right.
+  /// The first wrong element of exact operands' results, in words; empty if all are right.
   std::string mismatch() {
     const std::vector<double> sums = exact_out();
     std::vector<double> kept(sums);

@@ -21,9 +21,14 @@ namespace {
 constexpr int64_t kHeadDim = 6;
 
 const char kTheta[] = R"("rope_theta": 100.0)";
-/// Of the second layer; the first is dense.
+/// Experts of the second layer; the first is dense.
 const char kExperts[] = R"("num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 9,
                            "shared_expert_intermediate_size": 11, "mlp_only_layers": [0])";
+
+/// Two layers of experts behind a dense one.
+const char kDeepSeek[] = R"({"model_type": "deepseek_v3", "hidden_size": 40, "intermediate_size": 14,
+    "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 9, "n_group": 4,
+    "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5})";
 
 /// Heads to share equally; `mistral` replicates its one KV head, `qwen3` does on four ranks.
 ModelConfig config_of(const std::string& family, int ranks) {
@@ -36,6 +41,7 @@ ModelConfig config_of(const std::string& family, int ranks) {
                                      heads * kHeadDim, heads, intermediate),
                         "test")
         .value();
+  if (family == "deepseek_v3") return parse_config(kDeepSeek, "test", Part::moe).value();
   return parse_config(
              base::format(R"({{"model_type": "{}", "hidden_size": 40, "intermediate_size": {}, "num_hidden_layers": 2,
                               "num_attention_heads": {}, "num_key_value_heads": {}, "head_dim": {}, {}}})",
@@ -170,7 +176,7 @@ TEST_P(StackTest, EveryScheduleAgreesWithTheOracle) {
 
 std::vector<StackCase> stack_cases() {
   std::vector<StackCase> cases;
-  for (const char* family : {"llama", "qwen2", "qwen3", "mistral", "gpt2", "qwen2_moe"}) {
+  for (const char* family : {"llama", "qwen2", "qwen3", "mistral", "gpt2", "qwen2_moe", "deepseek_v3"}) {
     for (int ranks : {1, 2, 3, 4, 5})
       for (test::Mode mode : test::all_modes()) cases.push_back({family, ranks, DType::fp32, 26, 13, mode});
     cases.push_back({family, 2, DType::bf16, 26, 13, test::Mode::threads});
@@ -178,6 +184,7 @@ std::vector<StackCase> stack_cases() {
   }
   cases.push_back({"llama", 5, DType::fp32, 3, 3, test::Mode::threads});                // two ranks have no token
   cases.push_back({"qwen2_moe", 5, DType::fp32, 3, 3, test::Mode::threads_adversary});  // two have no expert, too
+  cases.push_back({"deepseek_v3", 5, DType::bf16, 3, 3, test::Mode::threads_adversary});
   cases.push_back({"gpt2", 4, DType::bf16, 1, 1, test::Mode::threads_adversary});
   return cases;
 }

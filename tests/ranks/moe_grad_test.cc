@@ -121,7 +121,7 @@ struct Layer {
   Values w1, w2, b1, b2;  // of all experts
 };
 
-/// Of all ranks, one after the other.
+/// Gradients of all ranks, one after the other.
 struct Grads {
   std::vector<Values> dx{}, dweights{};
   Values dw1{}, dw2{}, db1{}, db2{};

@@ -1,12 +1,14 @@
 // Schedules and steps with one rule broken. Each mutant must be caught: by the static checks, or when it runs under the
 // adversary. docs/design/testing.md has the table.
-#include <mutex>
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "src/exec/run.h"
 #include "src/ops/common/bodies.h"
 #include "src/runtime/backend/cpu/observer.h"
+#include "src/spec/kernel_parts.h"
+#include "src/spec/operators.h"
 #include "tests/ranks/mutations.h"
 #include "tests/ranks/whole_cases.h"
 #include "tests/unit/spec/operators.h"
@@ -30,14 +32,8 @@ bool is_harmless(const std::string& op, const Mutation& mutation) {
 
 /// Six calls with one seed of the adversary: the first wrong element or error of any rank, "" if all was right.
 std::string run(const Case& c, const Schedule& schedule, const Mutation& mutation, uint64_t seed) {
-  RankOptions options;
-  options.timeout_ms = mutation.timeout_ms;
-  options.checks_end = false;
-  options.adversary = AdversaryOptions::parse("delay_us=200,seed=" + std::to_string(seed));
-  std::mutex mutex;
-  std::string first;
   NoFences no_fences;
-  const auto body = [&](Runtime& runtime) {
+  return run_mutant(kWholeRanks, mutation, seed, [&](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());
     Operands operands(c, channel);
     std::string said;
@@ -49,28 +45,11 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
       said = status.ok() ? operands.mismatch() : status.message();
       if (call == 1 && mutation.drops_fences) runtime::observe(runtime, &no_fences);
     }
-    if (said.empty()) {
-      runtime.world().barrier();
-      runtime::observe(runtime, nullptr);
-      runtime.close();
-      return;
-    }
-    {
-      const std::lock_guard lock(mutex);
-      if (first.empty()) first = said;
-    }
-    runtime.abort(Errc::aborted, "caught");
-  };
-  run_bootstraps(kWholeRanks, Mode::threads_adversary, [&](Bootstrap& bootstrap) {
-    Runtime runtime = Runtime::open(bootstrap, runtime_options(Mode::threads_adversary, options));
-    try {
-      body(runtime);
-    } catch (const Error& error) {
-      const std::lock_guard lock(mutex);
-      if (first.empty()) first = error.what();
-    }
+    if (!said.empty()) return said;
+    runtime.world().barrier();
+    runtime::observe(runtime, nullptr);
+    return said;
   });
-  return first;
 }
 
 /// A mutation of one operator's schedules.
@@ -128,6 +107,31 @@ TEST_P(MutationTest, TheAdversaryCatchesIt) {
   const bool has_none = spec::gathers(GetParam().op) &&
                         GetParam().mutation->name == std::string("missing_dependency");  // its copies need none
   EXPECT_EQ(num_mutants == 0, has_none) << num_mutants;
+}
+
+/// Whether a fused kernel does all that the schedule says, on each rank.
+bool is_done_by_kernel(const Schedule& schedule) {
+  const std::vector<spec::Expansion> all = spec::expand_all(schedule, kWholeRanks).value();
+  for (const spec::Expansion& of_rank : all)
+    if (!spec::check_kernel(schedule, of_rank).ok()) return false;
+  return true;
+}
+
+/// On GPUs, where what is drawn of a list does what the kernel does and not what the schedule says.
+TEST(MutationsOfKernels, AreRefusedBeforeTheyRun) {
+  int refused = 0;
+  for (const Mutant& one : mutants()) {
+    for (const Case& c : whole_cases(one.op)) {
+      Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
+      if (!std::ranges::any_of(schedule.tasks, spec::is_part)) continue;
+      EXPECT_TRUE(is_done_by_kernel(schedule)) << c.text();
+      // What drops fences changes no schedule.
+      if (one.mutation->drops_fences || !one.mutation->mutate(schedule)) continue;
+      EXPECT_FALSE(is_done_by_kernel(schedule)) << c.text() << ", " << one.mutation->name;
+      ++refused;
+    }
+  }
+  EXPECT_EQ(refused, 26) << "of six kernels and seven mutations; the others find nothing to change, such as credits";
 }
 
 INSTANTIATE_TEST_SUITE_P(Protocols, MutationTest, testing::ValuesIn(mutants()),

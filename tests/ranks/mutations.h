@@ -2,11 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "overlace/error.h"
 #include "src/spec/check.h"
+#include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {
 
@@ -147,6 +150,31 @@ inline std::string checks(const Schedule& schedule) {
   std::string text;
   for (const std::string& code : codes) text += (text.empty() ? "" : " ") + code;
   return text;
+}
+
+/// One seed of the adversary: the first thing that any rank says or throws, "" if nothing was wrong. `body` gives what
+/// its rank has to say. A data race to a thread sanitizer.
+inline std::string run_mutant(int ranks, const Mutation& mutation, uint64_t seed,
+                              const std::function<std::string(Runtime&)>& body) {
+  RankOptions options;
+  options.timeout_ms = mutation.timeout_ms;
+  options.adversary = AdversaryOptions::parse("delay_us=200,seed=" + std::to_string(seed));
+  std::mutex mutex;
+  std::string first;
+  run_bootstraps(ranks, Mode::threads_adversary, [&](Bootstrap& bootstrap) {
+    Runtime runtime = Runtime::open(bootstrap, runtime_options(Mode::threads_adversary, options));
+    std::string said;
+    try {
+      said = body(runtime);
+      if (said.empty()) return runtime.close();
+      runtime.abort(Errc::aborted, "caught");
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    const std::lock_guard lock(mutex);
+    if (first.empty()) first = said;
+  });
+  return first;
 }
 
 }  // namespace overlace::test

@@ -22,7 +22,7 @@ using cli_test::Command;
 using cli_test::Result;
 using cli_test::run;
 
-/// Of Debian's root, which its MPI does not let start anything otherwise.
+/// What root on Debian needs, which its MPI does not let start anything otherwise.
 const std::map<std::string, std::string> kMpiEnv = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                                     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                                                     // MPI's own; what overlace leaks the other tests see.
@@ -202,7 +202,7 @@ TEST(NetLaunch, VariablesOfSrun) {
           body("Put.*")))));
 }
 
-/// As torchrun's ranks, of two hosts with two each, with more variables; `over`: how they are to meet.
+/// Ranks like torchrun's, of two hosts with two each, with more variables; `over`: how they are to meet.
 Result meet_as_torchrun(const std::string& variables, const std::string& over) {
   return run(namespaces(
       2, 2,

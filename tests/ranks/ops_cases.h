@@ -336,8 +336,8 @@ class Operands {
     }
   }
 
-  /// Of a row of the result: ranks [begin, end) whose products are summed in it, the row of each, and whose bias is
-  /// added.
+  /// Where a row of the result is from: ranks [begin, end) whose products are summed in it, the row of each, and whose
+  /// bias is added.
   struct Origin {
     int begin = 0, end = 0;
     int64_t row = 0;

@@ -26,18 +26,18 @@ void expect_parts(const std::string& text, std::initializer_list<const char*> pa
 
 /// A good call of two ranks, to be spoilt.
 struct AgCall {
-  explicit AgCall(Channel& c)
+  explicit AgCall(Channel& c, int64_t n = 5, const char* family = "hetero_fused_1d")
       : channel(c),
         rank(c.team().rank()),
         a(4, 6, DType::fp32, 0),
-        b(5, 6, DType::fp32, 0),
-        out(8, 5, DType::fp32, 0),
+        b(n, 6, DType::fp32, 0),
+        out(8, n, DType::fp32, 0),
         bias(1, 5, DType::fp32, 0),
         gathered(8, 6, DType::fp32, 0),
         args{.a_shard = a.view, .b = b.view.transposed(), .c = out.view} {
     a.fill([](int64_t, int64_t) { return 1.0; });
     b.fill([](int64_t, int64_t) { return 1.0; });
-    schedule = spec::make_schedule(ops::op_spec(channel, args), "hetero_fused_1d", 2);
+    schedule = spec::make_schedule(ops::op_spec(channel, args), family, 2);
   }
   std::string call() const {
     return thrown([&] { ops::run(channel, args, schedule); });
@@ -49,8 +49,8 @@ struct AgCall {
   spec::Schedule schedule;
 };
 
-void expect_good(Channel& channel) {
-  const AgCall good(channel);
+void expect_good(Channel& channel, int64_t n = 5, const char* family = "hetero_fused_1d") {
+  const AgCall good(channel, n, family);
   EXPECT_EQ(good.call(), "ok");
   EXPECT_EQ(good.out.get(7, 4), 6);
 }
@@ -132,7 +132,7 @@ void check_ag_gemm(Channel& channel) {
   });
 }
 
-/// As ag_gemm, but that the sum is over M: two ranks of 4 rows.
+/// Refusals like those of ag_gemm, but that the sum is over M: two ranks of 4 rows.
 void check_ag_wgrad(Channel& channel) {
   Matrix a(4, 6, DType::fp32, 0), b(8, 5, DType::fp32, 0), c(6, 5, DType::fp32, 0), gathered(8, 6, DType::fp32, 0);
   a.fill([](int64_t, int64_t) { return 1.0; });
@@ -253,6 +253,54 @@ TEST(OpsChecks, EachBadCallNamesArgumentGotAndWantedAndLeavesTheRanksUsable) {
   });
 }
 
+/// A call like one before is looked at in part.
+TEST(OpsChecks, EachBadCallIsFoundBehindGoodOnesToo) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    for (int call = 0; call < 3; ++call) expect_good(channel);
+    check_ag_gemm(channel);
+    check_schedules(channel);
+    for (int call = 0; call < 3; ++call) expect_good(channel);
+    check_ag_gemm(channel);
+    check_schedules(channel);
+    expect_good(channel);
+  });
+}
+
+/// A schedule does not say whether its rows were given or come from M.
+TEST(OpsChecks, RowsThatAreGivenAndRowsThatAreDealtAreOneCall) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    const int rank = runtime.world().rank();
+    const std::vector<int64_t> even = {0, 4, 8};
+    const auto expect_given = [&](int64_t n) {
+      AgCall call(channel, n);
+      call.args.row_offsets = even;
+      EXPECT_EQ(call.call(), "ok") << "N " << n;
+      EXPECT_EQ(call.out.get(7, n - 1), 6);
+    };
+    expect_good(channel, 5);
+    expect_given(rank == 0 ? 5 : 7);
+    expect_given(rank == 0 ? 9 : 7);
+    expect_given(rank == 0 ? 5 : 7);
+    expect_good(channel, rank == 0 ? 9 : 5);
+  });
+}
+
+TEST(OpsChecks, AScheduleThatWasChangedInPlaceIsAnother) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    AgCall call(channel);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(call.call(), "ok");
+    call.schedule.tasks[0].id += "2";
+    const uint64_t before = runtime.stats().preparations;
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(call.call(), "ok");
+    EXPECT_EQ(runtime.stats().preparations, before + 1);
+    call.schedule.params["M"] = int64_t{9};
+    expect_parts(call.call(), {"plan_mismatch", "was made for M 9, the call has 8"});
+  });
+}
+
 TEST(OpsChecks, SchedulesThatTheTeamCannotRunAreRefusedBeforeAnythingMoves) {
   RankOptions options;
   options.net_engine = "none";
@@ -350,6 +398,40 @@ TEST(OpsChecks, AShapeThatRanBeforeIsRefusedWithoutTheOthers) {
       expect_parts(wrong.call(), {"invalid_argument", "a_shard (4, 6) has no memory", "rank 1"});
     }
     expect_good(channel);
+  });
+}
+
+/// A rank for which N is new asks its peers for their schedule then.
+TEST(OpsChecks, WhereRanksHaveTwoSchedulesForRowsACallOfOtherColumnsIsRefusedByAll) {
+  for (const Mode mode : {Mode::threads, Mode::threads_adversary, Mode::processes}) {
+    if (mode == Mode::processes && !kHasProcesses) continue;
+    run_ranks(2, mode, [](Runtime& runtime) {
+      Channel& channel = runtime.world().channel(StreamRef::cpu());
+      const int rank = runtime.world().rank();
+      for (const char* family : {"hetero_fused_1d", "hetero_unfused_1d"}) expect_good(channel, 5, family);
+      for (const int bad : {1, 0}) {
+        AgCall wrong(channel, 7);
+        if (rank == bad) wrong.args.b.dtype = DType::bf16;
+        expect_refused_by(bad, wrong.call(), {"invalid_argument", "b must have the dtype of a_shard (fp32), got bf16"},
+                          rank);
+      }
+      for (const int64_t n : {7, 5}) expect_good(channel, n);
+    });
+  }
+}
+
+TEST(OpsChecks, WhereRanksHaveTwoSchedulesForRowsAKnownCallIsRefusedByTheRankAlone) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    for (const char* family : {"hetero_fused_1d", "hetero_unfused_1d"}) expect_good(channel, 5, family);
+    for (int i = 0; i < 2 && runtime.world().rank() == 1; ++i) {  // rank 0 is in the call meanwhile
+      AgCall wrong(channel);
+      wrong.args.b.dtype = DType::bf16;
+      const std::string text = wrong.call();
+      expect_parts(text, {"invalid_argument", "b must have the dtype of a_shard (fp32), got bf16"});
+      EXPECT_EQ(text.find("refused"), std::string::npos) << text;
+    }
+    for (const int64_t n : {5, 7}) expect_good(channel, n);
   });
 }
 

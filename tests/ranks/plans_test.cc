@@ -45,7 +45,7 @@ class Rank {
     EXPECT_EQ(ovl_runtime_info(runtime_, &info), OVL_OK) << last_error();
     return static_cast<int64_t>(info.preparations);
   }
-  /// Of this rank's choice.
+  /// The text of this rank's choice.
   std::string text(int64_t m, int64_t width) {
     const char* text = nullptr;
     EXPECT_EQ(ovl_schedule_text(schedule(m, width), &text), OVL_OK) << last_error();

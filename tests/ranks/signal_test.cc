@@ -13,7 +13,7 @@ namespace {
 
 class SignalTest : public testing::TestWithParam<std::tuple<int, Mode>> {};
 
-/// As after `total` adds that were all consumed.
+/// Sets words to what they are after `total` adds that were all consumed.
 void preset(const ChannelPod& channel, uint32_t id, uint64_t total) {
   const TeamPod& pod = channel.team;
   for (int sender = 0; sender < pod.size; ++sender) {

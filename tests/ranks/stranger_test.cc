@@ -35,7 +35,7 @@ namespace {
 constexpr int64_t kSecondNs = 1000000000;
 constexpr char kSecret[] = "known-to-the-ranks-of-this-test-only";
 
-/// Of the relay's protocol, byte by byte.
+/// The header of the relay's protocol, byte by byte.
 struct Frame {
   uint32_t magic = 0x0B1ACE02, type = 0;  // 0: hello, 1: welcome, 4: failure
   uint64_t number = 0;
@@ -43,7 +43,7 @@ struct Frame {
   uint64_t length = 0;
 };
 
-/// Of the control plane's, as far as a stranger can make it.
+/// The header of the control plane's protocol, as far as a stranger can make it.
 struct Hello {
   uint32_t magic = 0x0B1ACE03, type = 0;
   uint64_t group = 0;

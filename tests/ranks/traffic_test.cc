@@ -1,6 +1,6 @@
 // Everyday traffic (support/traffic.h), of ranks as threads and as processes, under the adversary and without, for a
 // given time: results are exact, nothing grows, nothing is left over. OVERLACE_TEST_TRAFFIC_S says for how many seconds
-// (default 18; 0: only as many teams as OVERLACE_TEST_SEEDS says); a failure names the seed that draws its team again.
+// (default 20; 0: only as many teams as OVERLACE_TEST_SEEDS says); a failure names the seed that draws its team again.
 #include "tests/ranks/support/traffic.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr size_t kHeapBytes = size_t{256} << 10;
 
 double seconds_to_go() {
   const char* text = std::getenv("OVERLACE_TEST_TRAFFIC_S");
-  if (text == nullptr) return 18;
+  if (text == nullptr) return 20;
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   EXPECT_TRUE(*text != '\0' && *end == '\0' && seconds >= 0)
@@ -58,7 +58,7 @@ std::string again(const Trip& trip, int lap, int step) {
                       trip.end == Clock::time_point{} ? 0 : seconds_to_go(), trip.seed, lap, step);
 }
 
-/// Of all teams; filled by rank 0 where ranks are threads.
+/// Totals of all teams; filled by rank 0 where ranks are threads.
 struct Total {
   std::mutex mutex;
   Counts counts;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "overlace/error.h"
+#include "overlace/ops/ag_gemm.h"
 #include "src/tuning/prober.h"
 #include "tests/ranks/support/run_ranks.h"
 
@@ -71,6 +72,32 @@ TEST(Tune, WhatWasMeasuredIsTakenByAllRanksForTheWholeBucket) {
       EXPECT_EQ(context.plan(problem("ag_gemm", 96, 3))->candidate, result.tuned[1].tuned);
     });
   }
+}
+
+/// Calls find the programs that it measured, ranks with other columns among them.
+TEST(Tune, WhatItPreparesIsThatOfCalls) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    const Context context = opened(runtime);
+    const TuneResult result = tune(context, channel, {problem("ag_gemm", 64, 2)});
+    ASSERT_EQ(result.tuned.size(), 1u);
+    const plan::Candidate& best = result.tuned[0].tuned;
+    const auto call = [&](int64_t n) {
+      std::vector<float> a(32 * 64, 1), b(static_cast<size_t>(n) * 64, 1), c(64 * static_cast<size_t>(n));
+      spec::OpSpec op = problem("ag_gemm", 64, 2);
+      op.n = n;
+      const ops::AgGemmArgs args{.a_shard = TensorView::contiguous(a.data(), DType::fp32, {32, 64}),
+                                 .b = TensorView::contiguous(b.data(), DType::fp32, {n, 64}).transposed(),
+                                 .c = TensorView::contiguous(c.data(), DType::fp32, {64, n})};
+      ops::run(channel, args, spec::make_schedule(op, best.family, best.degree, context.plan(op)->options));
+      EXPECT_EQ(c.back(), 64);
+    };
+    const uint64_t before = runtime.stats().preparations;
+    call(64);
+    EXPECT_EQ(runtime.stats().preparations, before);
+    call(runtime.world().rank() == 0 ? 64 : 72);
+    call(64);
+  });
 }
 
 TEST(Tune, WithoutAListItMeasuresWhatAllRanksHaveMet) {

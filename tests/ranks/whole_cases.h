@@ -23,7 +23,7 @@ inline std::vector<std::string> whole_families(const std::string& op) {
   return all;
 }
 
-/// Of each of them one call, and one more that exchanges columns.
+/// One call of each of whole_families(), and one more that exchanges columns.
 inline std::vector<Case> whole_cases(const std::string& op) {
   std::vector<Case> out;
   for (const bool has_columns : {false, true}) {

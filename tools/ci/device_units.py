@@ -30,11 +30,11 @@ SERIALISED = re.compile(r"\bC75\d\d\b|serializ|warning", re.IGNORECASE)
 TILE = re.compile(r"_(\d+)x(\d+)_c\d")
 STEPS_OF_K = 4  # in a stage
 
-# The code of a unit, in nvcc's words: PTX for compute_, programs for sm_. Of kernels that need Hopper: for it alone.
+# The code of a unit, in nvcc's words: PTX for compute_, programs for sm_. Kernels that need Hopper are for it alone.
 CODE = {"compute_80", "compute_100", "sm_80", "sm_90a", "sm_100"}
 HOPPER_CODE = {"sm_90a"}
 HOPPER_FLAG = "-DOVERLACE_HOPPER_UNIT=1"  # what a unit goes by that registers its kernels
-HOPPER_FOLDERS = ("src/ops/gemm_core/", "src/runtime/backend/cuda_peer/hopper/", INSTANCES)
+HOPPER_FOLDERS = ("src/gemm_core/", "src/ops/fused/", "src/runtime/backend/cuda_peer/hopper/", INSTANCES)
 PTX, PROGRAM = 1, 2  # kinds of images in a fatbin
 FATBIN = 0xBA55ED50
 
@@ -145,7 +145,7 @@ def instance_complaints(printed: str) -> list[str]:
 
 
 def sass_complaints(name: str, sass: str) -> list[str]:
-    """Of an instance: tensor core products of its tile's width, no local memory, registers moved twice."""
+    """An instance wants tensor core products of its tile's width, no local memory, registers moved twice."""
     tile = TILE.search(name)
     if not tile:
         return [f"{name}: no tile in its name"]

@@ -36,7 +36,7 @@ def targets(folder: Path) -> list[Target]:
 
 
 def changed_files() -> list[str]:
-    """Of the last commits and of the working tree; everything where Git cannot tell."""
+    """Files of the last commits and of the working tree; everything where Git cannot tell."""
     log = run(["git", "log", f"-{LAST_COMMITS}", "--name-only", "--format="], 60)
     tree = run(["git", "diff", "--name-only", "HEAD"], 60)
     if log.rc != 0 or tree.rc != 0:

@@ -104,18 +104,15 @@ def job_cpu() -> Cases:
     yield tool("check_layers", "--objects", "build/cpu")
 
 
-def run_label(
-    preset: str,
-    label: str,
-    parallel: int,
-    prefix: list[str],
-    env: dict[str, str],
-    only: tuple[str, ...] = (),
-    without: tuple[str, ...] = (),
-) -> Cases:
+def labelled(
+    preset: str, label: str, env: dict[str, str], only: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> list[Program]:
     named = [p for p in programs(preset) if label in p.labels and (not only or p.name in only)]
-    found = [p for p in named if p.name not in without]
-    yield from run_programs(found, OUT / preset, parallel, prefix, env)
+    return [dataclasses.replace(p, env=env) for p in named if p.name not in without]
+
+
+def run_label(preset: str, label: str, parallel: int, env: dict[str, str], only: tuple[str, ...] = ()) -> Cases:
+    yield from run_programs(labelled(preset, label, env, only), OUT / preset, parallel)
 
 
 # How often each adversary case of the rank tests runs, with another seed each time: in short programs, in those that
@@ -146,28 +143,29 @@ LONG = (
 )
 
 
-def rank_tests(
+def seeded(
     preset: str,
     counts: SeedCounts,
-    prefix: list[str],
     env: dict[str, str],
     first: int | None = None,
-    timeout_s: float = 0,
     only: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
-) -> Cases:
-    """As many at a time as there are cores: they wait for each other's ranks and for deadlines more than they compute.
-    `first`: of the seeds; None: drawn, and printed with each failure."""
+) -> list[Program]:
+    """The rank tests. `first`: of the seeds; None: drawn, and printed with each failure."""
 
     def prepared(program: Program) -> Program:
         seeds = str(seeds_of(program.name, counts)) + (f"@{first}" if first is not None else "")
         own = without_leak_check(env) if program.name.startswith(ENDS_AMID_THREADS) else env
-        own = {**own, "OVERLACE_TEST_SEEDS": seeds}
-        return dataclasses.replace(program, timeout_s=max(program.timeout_s, timeout_s), env=own)
+        return dataclasses.replace(program, env={**own, "OVERLACE_TEST_SEEDS": seeds})
 
-    named = [p for p in programs(preset) if "ranks" in p.labels and (not only or p.name in only)]
-    chosen = [prepared(p) for p in named if p.name not in without]
-    yield from run_programs(chosen, OUT / preset, jobs(), prefix)
+    return [prepared(p) for p in labelled(preset, "ranks", env, only, without)]
+
+
+def rank_tests(preset: str, counts: SeedCounts, env: dict[str, str], first: int, timeout_s: float) -> Cases:
+    """As many at a time as there are cores, longer than at each commit."""
+    found = seeded(preset, counts, env, first)
+    longer = [dataclasses.replace(p, timeout_s=max(p.timeout_s, timeout_s)) for p in found]
+    yield from run_programs(longer, OUT / preset, jobs())
 
 
 def all_tests(
@@ -177,27 +175,33 @@ def all_tests(
     env: dict[str, str] | None = None,
     units: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
+    parallel: int = 0,
 ) -> Cases:
-    """unit (all, or those named), ranks and cli, each kind side by side."""
+    """unit (all, or those named), ranks and cli side by side; no kind waits for the last program of another."""
     env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
-    yield from run_label(preset, "unit", jobs(), prefix or [], env, units)
-    yield from rank_tests(preset, seeds, prefix or [], env, without=without)
+    found = labelled(preset, "unit", env, units) + seeded(preset, seeds, env, without=without)
     # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
     if preset != "tsan":
-        yield from run_label(preset, "cli", jobs(), prefix or [], without_leak_check(env), without=without)
+        found += labelled(preset, "cli", without_leak_check(env), without=without)
+    yield from run_programs(found, OUT / preset, parallel or jobs(), prefix)
+
+
+def test_slots() -> int:
+    """Programs at a time, uninstrumented: they wait for each other's ranks and for deadlines a fifth of the time."""
+    return jobs() + (jobs() + 1) // 2
 
 
 def job_test() -> Cases:
     """Unit and rank tests (threads, adversary with one seed, processes), and the command line as a user runs it."""
-    yield from all_tests("cpu", ONE_SEED, without=LONG)
+    yield from all_tests("cpu", ONE_SEED, without=LONG, parallel=test_slots())
 
 
 def job_long() -> Cases:
     """The tests that take long, faults, launchers, traffic; and those where more of the adversary's seeds are drawn."""
     yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
     env = {"OVERLACE_BIN": str(ROOT / "build/cpu/overlace")}
-    yield from rank_tests("cpu", COMMIT_SEEDS, [], env, only=(*LONG, *SHORT, *MEDIUM, *RANDOM))
-    yield from run_label("cpu", "cli", jobs(), [], env, LONG)
+    found = seeded("cpu", COMMIT_SEEDS, env, only=(*LONG, *SHORT, *MEDIUM, *RANDOM))
+    yield from run_programs(found + labelled("cpu", "cli", env, LONG), OUT / "cpu", test_slots())
 
 
 @functools.cache
@@ -234,7 +238,7 @@ SWEEPS = (
     *("Expand.EveryFamilyResolvesOnEveryRank", "Rounds.EveryFamilyEndsEvenIfAllStreamsOfARankAreOne"),
     *("WorkOrder.AnyResidentWorkersComeToTheEnd", "WorkOrder.EachProductSumAndCopyIsDoneOnce"),
     *("Check.AllFamiliesPassForAllTeamSizes", "Check.HierarchicalPassesForHostsOfEqualSize", "Exchange.*PassTheChecks"),
-    *("Operators/Folding.GivesTheTimesOfAllRanks/*", "EventQueue.KeepsItsOrderWhenNumbersStartAgain"),
+    "Operators/Folding.GivesTheTimesOfAllRanks/*",
     *("Simulate.IsTheSameEveryTime", "SimCheck.EveryPropertyHoldsOnEveryShippedMachine", "SimCheck.ExitCodeAndData"),
     *("SimCommand.CompareRanksNothingThatCannotRun", "Transformer.ThousandGpusOnBothNetworks", "Moe.ThousandGpus"),
     *("Validate.SameBitsEveryTime", "Validate.BeatsTheModelThatDoesNothing", "Validate.EveryRowThatMustPassPasses"),
@@ -255,11 +259,14 @@ NOT_SANITIZED = (
 COMMIT_SANITIZER_ENV = {**SANITIZER_ENV, "GTEST_FILTER": "-" + ":".join((*SWEEPS, *LARGE_TEAMS))}
 
 
+def asan_preset() -> str:
+    return "asan" if clang_sanitizes() else "asan-gcc"
+
+
 def job_asan() -> Cases:
     """The same tests under address and undefined behaviour sanitizers; by g++ where clang has none."""
-    preset = "asan" if clang_sanitizes() else "asan-gcc"
-    yield from build_cases(preset, ["-DOVERLACE_TESTS=ON"])
-    yield from all_tests(preset, SANITIZER_SEEDS, env=COMMIT_SANITIZER_ENV, without=NOT_SANITIZED)
+    yield from build_cases(asan_preset(), ["-DOVERLACE_TESTS=ON"])
+    yield from all_tests(asan_preset(), SANITIZER_SEEDS, env=COMMIT_SANITIZER_ENV, without=NOT_SANITIZED)
 
 
 def job_asan_gcc() -> Cases:
@@ -274,14 +281,20 @@ C_TESTS = ("c_bad_input", "c_given", "c_ranks", "c_schedule")
 THREADED_UNITS = (*C_TESTS, "unit_base", "unit_exec", "unit_model", "unit_plan", "unit_runtime")
 
 
-def tsan(env: dict[str, str], without: tuple[str, ...]) -> Cases:
+def build_tsan(without: tuple[str, ...]) -> Case:
     configured = configure("tsan", "-DOVERLACE_TESTS=ON")
     if configured.rc != 0:
-        yield Case("configure tsan", FAILED, configured.why())
-        return
+        return Case("configure tsan", FAILED, configured.why())
     known = run(["ninja", "-C", "build/tsan", "-t", "targets", "all"]).output
     ranks = [name for name in re.findall(r"(?m)^((?:ranks|toy)_\w+): phony", known) if name not in without]
-    yield step("build tsan", build("tsan", *ranks, *THREADED_UNITS))
+    return step("build tsan", build("tsan", *ranks, *THREADED_UNITS))
+
+
+def tsan(env: dict[str, str], without: tuple[str, ...]) -> Cases:
+    built = build_tsan(without)
+    yield built
+    if built.outcome == FAILED:
+        return
     # NOTE: with more than 28 random bits in addresses its shadow memory does not fit; then without randomisation.
     bits = Path("/proc/sys/vm/mmap_rnd_bits")
     prefix = ["setarch", os.uname().machine, "-R"] if bits.exists() and int(bits.read_text()) > 28 else []
@@ -291,9 +304,18 @@ def tsan(env: dict[str, str], without: tuple[str, ...]) -> Cases:
     yield from all_tests("tsan", SANITIZER_SEEDS, prefix, env, THREADED_UNITS, without)
 
 
+NOT_IN_TSAN = (*NOT_SANITIZED, "ranks_net")
+
+
+def job_sanitizers() -> Cases:
+    """What jobs asan and tsan compile."""
+    yield from build_cases(asan_preset(), ["-DOVERLACE_TESTS=ON"])
+    yield build_tsan(NOT_IN_TSAN)
+
+
 def job_tsan() -> Cases:
     """The tests that start threads, under the thread sanitizer."""
-    yield from tsan(COMMIT_SANITIZER_ENV, (*NOT_SANITIZED, "ranks_net"))
+    yield from tsan(COMMIT_SANITIZER_ENV, NOT_IN_TSAN)
 
 
 def job_tsan_all() -> Cases:
@@ -313,7 +335,7 @@ def job_cubin() -> Cases:
         frontend = [f"-DOVERLACE_CUDNN_FRONTEND_DIR={headers}"] if headers else []
     except python_env.Unavailable as why:
         yield Case("cuDNN attention", SKIPPED, str(why))
-    # Of the library the architectures of a release, not those of the preset; programs for GPUs are for Hopper.
+    # The library has the architectures of a release, not those of the preset; programs for GPUs are for Hopper.
     whole = ["-DOVERLACE_TESTS=ON", "-DCMAKE_CUDA_ARCHITECTURES=", f"-DCMAKE_CUDA_FLAGS={device_units.VERBOSE}"]
     configured = configure("cuda", *whole, *frontend)
     if configured.rc != 0:
@@ -392,7 +414,7 @@ def job_gnn_large() -> Cases:
     tests = ROOT / "tests" / "python" / "test_gnn_limit.py"
     yield from python_tests("gnn-large", tests, 3600, {"OVERLACE_TEST_LARGE": "1"})
     yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"], "unit_io", "unit_gnn", "unit_gnn_crash")
-    yield from run_label("cpu", "unit", 1, [], GNN_DISKS, only=("unit_io", "unit_gnn", "unit_gnn_crash"))
+    yield from run_label("cpu", "unit", 1, GNN_DISKS, only=("unit_io", "unit_gnn", "unit_gnn_crash"))
 
 
 def job_install() -> Cases:
@@ -439,7 +461,7 @@ def job_bench() -> Cases:
     yield step("build cpu", built)
     if built.rc != 0:
         return
-    yield from run_label("cpu", "unit", jobs(), [], {}, ("unit_bench",))
+    yield from run_label("cpu", "unit", jobs(), {}, ("unit_bench",))
     overlace = ROOT / "build/cpu/overlace"
     words = [str(overlace), "bench", "--verify-only", "--git", "ci", "--out", str(OUT / "bench.jsonl")]
     (OUT / "bench.jsonl").unlink(missing_ok=True)
@@ -459,7 +481,7 @@ def job_clang_test() -> Cases:
 def job_seeds() -> Cases:
     """Weekly: the rank tests with 1000 seeds (fewer where a seed takes long), always the same ones."""
     yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
-    yield from rank_tests("cpu", WEEKLY_SEEDS, [], {"OVERLACE_TEST_TRAFFIC_S": "600"}, first=1, timeout_s=3600)
+    yield from rank_tests("cpu", WEEKLY_SEEDS, {"OVERLACE_TEST_TRAFFIC_S": "600"}, first=1, timeout_s=3600)
 
 
 FAULT_RUNS = 100
@@ -490,8 +512,8 @@ def job_coverage() -> Cases:
     """Weekly: line coverage of src/ by unit and rank tests; fails under 90 %."""
 
     def tests(preset: str) -> Cases:
-        yield from run_label(preset, "unit", jobs(), [], {})
-        yield from rank_tests(preset, SANITIZER_SEEDS, [], {}, first=1, timeout_s=1800)
+        yield from run_label(preset, "unit", jobs(), {})
+        yield from rank_tests(preset, SANITIZER_SEEDS, {}, first=1, timeout_s=1800)
 
     yield from coverage.check(tests)
 
@@ -513,6 +535,7 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "python": job_python,
     "long": job_long,
     "cpu-clang": job_cpu_clang,
+    "sanitizers": job_sanitizers,
     "asan": job_asan,
     "tsan": job_tsan,
     "cubin": job_cubin,
@@ -535,4 +558,43 @@ JOBS: dict[str, Callable[[], Cases]] = {
 # `make test`: what somebody waits for who wants to know whether a checkout works here. The others: `make check`.
 QUICK = ("format", "layers", "cpu", "test", "c-api", "examples")
 WEEKLY_ONLY = ("clang-test", "asan-gcc", "tsan-all", "seeds", "fuzz-long", "faults", "gnn-large", "coverage", "mutate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """Jobs that run one after the other."""
+
+    names: tuple[str, ...]
+    may_make_room: bool = True  # removes build folders of jobs that have ended
+    is_patient: bool = False  # takes what the other lanes leave of the cores
+
+
+NO_FOLDER = ("format", "layers")  # they build nothing
+# They compile for long, each in a folder of its own, and run nothing that has a deadline.
+COMPILE_ALONE = ("cpu-clang", "sanitizers", "cubin")
+AHEAD = ("sanitizers",)  # does a part of what others do
+# Their tests have deadlines, and what they run was compiled by those.
+BEHIND = ("asan", "tsan", "fuzz")
+
+
+def lanes(names: list[str], has_room: bool = True) -> list[list[Lane]]:
+    """Parts of a run, one after the other. The lanes of a part run side by side, so that no core is idle: beside those
+    that test, what the next part tests is compiled, if `has_room`. Weekly jobs are alone, with more time."""
+    left = [n for n in names if n not in WEEKLY_ONLY and (has_room or n not in AHEAD or len(names) == 1)]
+
+    def taken(wanted: Callable[[str], bool]) -> tuple[str, ...]:
+        found = tuple(n for n in left if wanted(n))
+        left[:] = [n for n in left if n not in found]
+        return found
+
+    free = taken(lambda n: n in NO_FOLDER)
+    alone = taken(lambda n: has_room and n in COMPILE_ALONE)
+    behind, tests = taken(lambda n: bool(alone) and n in BEHIND), tuple(left)
+    first = [names for names in (tests, alone, free) if names]
+    parts = [[Lane(n, n == first[0] and not (tests and alone), n == alone and len(first) > 1) for n in first]]
+    weekly = tuple(n for n in names if n in WEEKLY_ONLY)
+    parts += [[Lane(names)] for names in (behind, weekly) if names]
+    return [part for part in parts if part]
+
+
 __all__ = ["JOBS", "PASSED", "QUICK", "WEEKLY_ONLY"]

@@ -180,7 +180,7 @@ def is_truth(code: str) -> bool:
 
 
 def conditions(code: str) -> Iterator[Condition]:
-    """Of blanked code. Those with a declaration have no value of their own that could be changed."""
+    """Conditions of blanked code. Those with a declaration have no value of their own that could be changed."""
     for head in HEAD.finditer(code):
         at = head.end()
         if head[1] == "return":
@@ -202,7 +202,7 @@ def conditions(code: str) -> Iterator[Condition]:
 
 
 def mutants_of(path: str, text: str) -> list[Mutant]:
-    """Of the innermost conditions: others hold whole statements of lambdas."""
+    """Mutants of the innermost conditions: others hold whole statements of lambdas."""
     code, comments = blanked(text)
     found = list(conditions(code))
     mutants = []

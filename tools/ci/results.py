@@ -44,30 +44,41 @@ def one_line(text: str) -> str:
     return " ".join(lines)
 
 
+@dataclasses.dataclass
+class Ran:
+    """A job that has ended, with the time that it took: on the clock, and of processors."""
+
+    job: str
+    cases: list[Case]
+    clock_s: float = 0
+    processor_s: float = 0
+
+    def of(self, outcome: str) -> list[Case]:
+        return [c for c in self.cases if c.outcome == outcome]
+
+    def counts(self) -> str:
+        return ", ".join(f"{len(self.of(outcome))} {outcome}" for outcome in (PASSED, FAILED, SKIPPED))
+
+
 class Results:
-    """All cases of a run, job by job, with the time that each took: on the clock, and of processors."""
+    """All jobs of a run, and how long it took by the clock: less than its jobs where some ran beside others."""
 
-    def __init__(self) -> None:
-        self.cases: list[tuple[str, Case]] = []
-        self.seconds: list[tuple[str, float, float]] = []
+    def __init__(self, jobs: list[Ran], clock_s: float = 0) -> None:
+        self.jobs, self.clock_s = [*jobs], clock_s
 
-    def add(self, job: str, case: Case) -> None:
-        self.cases.append((job, case))
+    def of(self, outcome: str) -> list[tuple[str, Case]]:
+        return [(ran.job, case) for ran in self.jobs for case in ran.of(outcome)]
 
-    def of(self, outcome: str, job: str | None = None) -> list[tuple[str, Case]]:
-        return [(j, c) for j, c in self.cases if c.outcome == outcome and job in (None, j)]
-
-    def counts(self, job: str | None = None) -> str:
-        return ", ".join(f"{len(self.of(outcome, job))} {outcome}" for outcome in (PASSED, FAILED, SKIPPED))
+    def counts(self) -> str:
+        return Ran("", [case for ran in self.jobs for case in ran.cases]).counts()
 
     def report(self) -> tuple[str, str]:
         """What to print, and the last line. A run in which nothing ran has failed."""
         if not self.of(PASSED) and not self.of(FAILED):
-            self.add("run", Case("at least one test", FAILED, "no test ran"))
+            self.jobs.append(Ran("run", [Case("at least one test", FAILED, "no test ran")]))
         lines = ["", "job          seconds  processor  cases"]
-        lines += [f"{job:<12} {clock:7.1f}  {used:9.1f}  {self.counts(job)}" for job, clock, used in self.seconds]
-        clock, used = (sum(entry[i] for entry in self.seconds) for i in (1, 2))
-        lines.append(f"{'all':<12} {clock:7.1f}  {used:9.1f}")
+        lines += [f"{r.job:<12} {r.clock_s:7.1f}  {r.processor_s:9.1f}  {r.counts()}" for r in self.jobs]
+        lines.append(f"{'all':<12} {self.clock_s:7.1f}  {sum(ran.processor_s for ran in self.jobs):9.1f}")
         for title, outcome in (("Skipped:", SKIPPED), ("Failed:", FAILED)):
             if self.of(outcome):
                 lines += ["", title]

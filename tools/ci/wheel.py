@@ -21,7 +21,7 @@ FOREIGN = re.compile(r"\bU (Py\w+|_Py\w+|cblas_\w+|[sdcz]gemm_\w*|dnnl_\w+)")
 MOST_BYTES = 25_000_000  # unpacked
 MOST_SOURCE_BYTES = 3_000_000
 LARGE = 1_000_000  # a file of the library's code; the only one
-# Of another package, imported first: not copied into the wheel. What is opened at run time needs no such word.
+# Libraries of another package imported first: not copied into the wheel. What is opened at run time needs no such word.
 EXCLUDED = ("libtorch*", "libc10*")
 PROGRAM = "import overlace; print(overlace.__version__, overlace.{name} is not None)"
 VERSIONS = "import importlib.metadata, overlace; print(importlib.metadata.version('overlace'), overlace.__version__)"

@@ -79,20 +79,31 @@ __device__ __forceinline__ void signal_post(const ChannelPod& channel, int peer,
   return poll_until(channel.team, {WaitKind::signal, static_cast<uint32_t>(sender), id, value},
                     [slot, value](uint64_t& seen) { return reached(seen = ptx::load_relaxed_sys(slot), value); });
 }
+/// Pauses between polls, since polls delay what arrives: from 32 ns on, each longer than the one before by the
+/// `kPart`th part of it, until 2048 ns. So what comes is seen late by that part of the time waited, about.
+template <uint32_t kPart>
+struct BackOff {
+  uint32_t pause_ns = 32;
+
+  __device__ __forceinline__ void pause() {
+    constexpr uint32_t kLongestNs = 2048;
+    __nanosleep(pause_ns);
+    if (pause_ns < kLongestNs) pause_ns += pause_ns / kPart;
+  }
+};
+
 /// Waits as wait_ge does, in a thread that then loads by bulk copies. Many CTAs wait for one slot while peers write to
 /// this GPU, and polls of one word delay what arrives: a GEMM with ReduceScatter took 1040 us instead of 557 us when a
 /// warp of each CTA polled all the time. Therefore polls are unordered and become rarer, and one acquire follows. A
 /// late signal is seen up to 2 us late, and an abort some milliseconds late.
 [[nodiscard]] __device__ __forceinline__ Errc wait_ge_async(const ChannelPod& channel, int sender, uint32_t id,
                                                             uint64_t value) {
-  constexpr uint32_t kLongestPauseNs = 2048;
   const uint64_t* slot = local_slot(channel.team, sender, id);
-  uint32_t pause_ns = 32;
+  BackOff<1> polls;
   const Errc code = poll_until(channel.team, {WaitKind::signal, static_cast<uint32_t>(sender), id, value},
-                               [slot, value, &pause_ns](uint64_t& seen) {
+                               [slot, value, &polls](uint64_t& seen) {
                                  if (reached(seen = ptx::load_relaxed_sys(slot), value)) return true;
-                                 __nanosleep(pause_ns);
-                                 if (pause_ns < kLongestPauseNs) pause_ns *= 2;
+                                 polls.pause();
                                  return false;
                                });
   if (code == Errc::ok) (void)test_ge(channel, sender, id, value);

@@ -23,7 +23,7 @@ struct A2aGemmArgs {
   TensorView b{};        // (K, N_local)    dtype of a_shard; K or N contiguous; N_local may differ by rank
   TensorView c{};     // (sum over s of splits[s G + r], N_local) dtype of a_shard | fp32; N contiguous. cols: (rows of
                       //                 r, N_local)
-  TensorView bias{};  // (N_local) or undefined; dtype of c or of a_shard
+  TensorView bias{};  // (N_local) or undefined; dtype of c, on CPU ranks of a_shard too
   TensorView a{};     // (rows of c, K) or undefined: takes the received rows; dtype of a_shard
   std::vector<int64_t> splits{};  // rows from rank to rank, as in GemmA2aArgs
   spec::Exchange exchange = spec::Exchange::rows;

@@ -19,7 +19,7 @@ struct AgGemmArgs {
   TensorView a_shard{};  // (rows of r, K)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
   TensorView b{};     // (K, N)   dtype of a_shard; K or N contiguous: usually weight.transposed(); N may differ by rank
   TensorView c{};     // (M, N), swiglu: (M, N / 2)   dtype of a_shard | fp32; N contiguous
-  TensorView bias{};  // (N) or undefined; dtype of c or of a_shard
+  TensorView bias{};  // (N) or undefined; dtype of c, on CPU ranks of a_shard too
   TensorView a{};     // (M, K) or undefined: takes the gathered activation
   std::vector<int64_t> row_offsets{};                    // G + 1 entries; empty: torch.tensor_split of M
   spec::Activation activation = spec::Activation::none;  // applied after the bias; swiglu: N even

@@ -23,7 +23,7 @@ struct GemmA2aArgs {
   TensorView b{};                 // (K, N)          dtype of a; K or N contiguous; each rank has its own, of its own K
   TensorView out{};               // (sum over s of splits[s G + r], N) dtype of a | fp32; N contiguous; family library
                                   //                 wants rows without gaps. cols: (rows of all ranks, N / G)
-  TensorView bias{};              // (N) or undefined; dtype of out or of a; added to this rank's product
+  TensorView bias{};              // (N) or undefined; dtype of out, cpu: of a too; added to this rank's product
   std::vector<int64_t> splits{};  // G x G entries, equal on all ranks: entry s G + d counts the rows from rank s to d;
                                   // empty: ranks have equally many rows and cut them as torch.tensor_split does.
                                   // cols: G entries, rows of each rank; empty: torch.tensor_split of out's rows

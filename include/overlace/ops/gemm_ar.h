@@ -19,7 +19,7 @@ struct GemmArArgs {
   TensorView a{};     // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
   TensorView b{};     // (K_local, N)   dtype of a; K or N contiguous
   TensorView out{};   // (M, N)         dtype of a | fp32; N contiguous
-  TensorView bias{};  // (N) or undefined
+  TensorView bias{};  // (N) or undefined; dtype of out, on CPU ranks of a too
 };
 
 /// Runs the operator. Collective; the call is queued on the channel's stream, and on CPU ranks it is complete on

@@ -20,7 +20,7 @@ struct GemmRsArgs {
   TensorView a{};                      // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
   TensorView b{};                      // (K_local, N)   dtype of a; K or N contiguous; K_local may differ by rank
   TensorView out{};                    // (rows of r, N) dtype of a | fp32; N contiguous
-  TensorView bias{};                   // (N) or undefined; dtype of out or of a; the same on all ranks
+  TensorView bias{};                   // (N) or undefined; dtype of out, cpu: of a too; the same on all ranks
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
 };
 

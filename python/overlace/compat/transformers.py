@@ -81,7 +81,7 @@ _LAYOUT = {
 
 
 def _activation_of(experts: nn.Module) -> str:
-    """As overlace.ops.moe names it; experts that it cannot compute are refused."""
+    """The activation as overlace.ops.moe names it; experts that it cannot compute are refused."""
     name = type(experts).__name__
     for field, wanted in _LAYOUT.items():
         got = getattr(experts, field, None)

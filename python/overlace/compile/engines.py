@@ -100,7 +100,7 @@ class StandIn:
         graph.erase_node(self.collective)
 
     def forget(self, graph: Graph) -> None:
-        """Of a call that is gone, what it would have written."""
+        """Erases what a call that is gone would have written."""
         given: list[Node] = []
         torch.fx.node.map_arg(self.kwargs, given.append)
         for node in given:

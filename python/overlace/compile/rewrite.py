@@ -171,7 +171,7 @@ class _Rewriter:
         return node
 
     def size(self, node: Node, dim: int) -> int | Node:
-        """As an argument: a number, or a node where it may change."""
+        """A size as an argument: a number, or a node where it may change."""
         size = shape_of(node)[dim]
         return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim, val=size)
 
@@ -181,7 +181,7 @@ class _Rewriter:
         return [self.size(node, d) for d in dims] if len(dims) > 2 else [-1] * len(dims)
 
     def rows_first(self, node: Node, dim: int) -> Node:
-        """As a matrix whose rows are cut along `dim`."""
+        """The node as a matrix whose rows are cut along `dim`."""
         others = [d for d in range(len(shape_of(node))) if d != dim]
         if dim != 0:
             node = self.call(aten.permute.default, node, [dim, *others])
@@ -568,7 +568,7 @@ class _Rewriter:
 
 
 def _problem_of(op: str, products: list[Product], bias: bool) -> Problem:
-    """Of the sum of the products as one."""
+    """The problem of the sum of the products as one."""
     m, n = (hint(size) for size in shape_of(products[0].node))
     k = sum(hint(shape_of(p.a)[1]) for p in products)
     return Problem(op, m, n, k, products[0].node.meta["val"].dtype, bias)

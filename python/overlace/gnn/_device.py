@@ -32,7 +32,7 @@ def device_among(*values: Any) -> torch.device | None:
 
 
 def row_bytes(name: str, shape: Sequence[int], is_dense: bool, item_bytes: int) -> int:
-    """Of an array or a tensor of this shape."""
+    """Bytes of a row of an array or a tensor of this shape."""
     shape = tuple(shape)
     if not shape or not is_dense:
         raise errors.InvalidArgument(f"{name} of shape {shape} is not rows one behind the other")
@@ -144,8 +144,8 @@ def checked(name: str, device: Any) -> torch.device:
     import torch
 
     device = torch.device(device)
-    if device.type != "cuda" or not torch.cuda.is_available():
-        found = torch.cuda.device_count()
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type != "cuda" or (device.index or 0) >= found:
         raise errors.Unsupported(f"{name} is {device}, wanted one of the {found} CUDA devices that torch finds")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
@@ -162,55 +162,25 @@ def tensor_of(name: str, rows: Any) -> torch.Tensor:
         raise errors.InvalidArgument(f"{name} has dtype {rows.dtype}, wanted one that torch has") from None
 
 
-class Staging:
-    """Arrays on their way to a CUDA device: through one of two pinned buffers, by one copy on a stream of its own.
+class _Bytes:
+    """Memory of a CUDA device that the library owns, as torch takes it."""
 
-    The current stream of the device waits for the copy, the host does not, except for the copy before the last one,
-    whose buffer it writes. `device` is one with its number.
-    """
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
 
-    _ALIGNMENT = 256
 
-    def __init__(self, device: torch.device) -> None:
-        import torch
+def bytes_at(address: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    """Memory of this device as a tensor (nbytes) of uint8, not copied."""
+    import torch
 
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._copied = [torch.cuda.Event(), torch.cuda.Event()]
-        self._pinned = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
-        self._turn = 0
-
-    def send(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """The same arrays on the device. They may be written again when this returns."""
-        import torch
-
-        places, total = {}, 0
-        for key, array in arrays.items():
-            places[key] = total
-            total += -(-array.nbytes // self._ALIGNMENT) * self._ALIGNMENT
-        turn, self._turn = self._turn, 1 - self._turn
-        self._copied[turn].synchronize()
-        if len(self._pinned[turn]) < total:
-            self._pinned[turn] = torch.empty(total, dtype=torch.uint8, pin_memory=True)
-        staged = self._pinned[turn][:total]
-        for key, array in arrays.items():
-            into = staged[places[key] : places[key] + array.nbytes].numpy().view(array.dtype).reshape(array.shape)
-            np.copyto(into, array)
-        with torch.cuda.stream(self._stream):
-            whole = torch.empty(total, dtype=torch.uint8, device=self._device)
-            whole.copy_(staged, non_blocking=True)
-            self._copied[turn].record()
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(self._copied[turn])
-        whole.record_stream(current)
-        return {key: self._view(whole[places[key] :], array) for key, array in arrays.items()}
-
-    @staticmethod
-    def _view(flat: torch.Tensor, array: np.ndarray) -> torch.Tensor:
-        import torch
-
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        return flat[: array.nbytes].view(dtype).view(array.shape)
+    with torch.cuda.device(device):
+        return torch.as_tensor(_Bytes(address, nbytes), device=device)
 
 
 def pin(owner: Any, memory: np.ndarray) -> None:

@@ -131,6 +131,9 @@ class LoaderOptions(_Sized):
         ("pace_bytes_per_s", c.c_int64),
         ("rank", c.c_int32),
         ("ranks", c.c_int32),
+        ("on_gpu", c.c_int32),
+        ("device", c.c_int32),
+        ("gather_ctas", c.c_int32),
     )
 
 
@@ -146,6 +149,9 @@ class LoaderInfo(_Sized):
         ("bytes_read", c.c_int64),
         ("feature_bytes", c.c_int64),
         ("sampled_epochs", c.c_int64),
+        ("device_bytes", c.c_int64),
+        ("outputs", c.c_void_p),
+        ("outputs_bytes", c.c_int64),
         ("dtype", c.c_char * 8),
         ("packs", c.c_char * 32),
     )
@@ -162,7 +168,11 @@ class BatchStruct(_Sized):
         ("num_seeds", c.c_int64),
         ("hops", c.c_int64),
         ("num_edges", c.c_int64),
+        ("bytes", c.c_int64),
         ("rows", c.c_void_p),
+        ("ids", c.c_void_p),
+        ("edges", c.c_void_p),
+        ("classes", c.c_void_p),
         ("inputs", c.c_void_p),
         ("reached", c.c_void_p),
         ("indptr", c.c_void_p),
@@ -188,7 +198,7 @@ def call(name: str, *arguments: object) -> None:
 
 
 def call_with_progress(name: str, request: _Sized, progress: Callable[[str, float], None] | None) -> None:
-    """The same of a long step; what `progress` raises ends it and is raised again."""
+    """A call of a long step; what `progress` raises ends it and is raised again."""
     raised: list[BaseException] = []
 
     def report(_user: object, what: bytes, share: float) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,12 @@ from overlace.gnn import _device, _native
 from overlace.gnn.artefact import Artefact, as_artefact
 from overlace.gnn.dlpack import DlpackArray
 
+if TYPE_CHECKING:
+    import torch
+
 FORMATS = ("numpy", "dlpack", "blocks", "pyg")
 _NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "i8": np.int8}
+_TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "i8": "int8"}
 
 
 @dataclass
@@ -53,13 +57,8 @@ class Batch:
         return self.edge_index[:, :edges], sum(nodes[: hops + 1]), sum(nodes[:hops])
 
 
-def _array(pointer: int | None, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """The library's memory, not copied."""
-    count = int(np.prod(shape))
-    if count == 0:
-        return np.empty(shape, dtype)
-    raw = (c.c_byte * (count * np.dtype(dtype).itemsize)).from_address(pointer)
-    return np.frombuffer(raw, dtype).reshape(shape)
+def _differences(values: list[int]) -> list[int]:
+    return [value - before for before, value in zip([0, *values[:-1]], values, strict=True)]
 
 
 class PackedLoader(_native.Handle):
@@ -69,13 +68,16 @@ class PackedLoader(_native.Handle):
     takes its share, and all take as many steps: pack with `ranks` first.
 
     `format`: "numpy" (arrays), "dlpack" (`DlpackArray`, for libraries that take DLPack; needs NumPy only, and bf16 is
-    bf16), "blocks" (tensors), "pyg" (torch_geometric.data.Data). Tensors may be on a `device`: a CUDA device gets each
-    batch through pinned memory by one copy on a stream of its own, for which its current stream waits and the host does
-    not. Rows are copied out of the loader's memory unless `copy` is False: then a batch on the CPU is valid until the
-    next one is taken. `packs`: a name in the manifest, None for the first of `split`. `memory`: limit of what is
-    allocated at open, all of it then. `pace`: bytes per second, "200MiB", of a slower disk to be played, for
-    measurements. One thread uses a loader. IoError where bytes are not what was packed; OutOfMemory lists what is
-    needed.
+    bf16), "blocks" (tensors), "pyg" (torch_geometric.data.Data). With a CUDA `device` the GPU's cache lies in its
+    memory, batches are gathered there on a stream of the loader's, and their tensors lie there: the current stream of
+    the device, at each batch, waits for them and the host does not; it may be another one for the next batch. A batch
+    is copied out of the loader's memory unless `copy` is False: then it is valid until the next one is taken, and on a
+    device for what was queued until then on the stream that was current when it was taken. `packs`: a name in the
+    manifest, None for the first of `split`. `memory`: limit of what is allocated on the host at open, all of it then.
+    `pace`: bytes per second, "200MiB", of a slower disk to be played, for measurements. `gather_ctas`: blocks of a
+    GPU's kernel at most where rows come over the link; more take more SMs of the training. One thread uses a
+    loader. IoError where bytes are not what was packed; OutOfMemory lists what is needed; Unsupported where
+    there is no such device, or memory cannot be pinned for it.
     """
 
     _kind = "loader"
@@ -94,18 +96,23 @@ class PackedLoader(_native.Handle):
         rank: int = 0,
         ranks: int = 1,
         pace: int | str | None = None,
+        gather_ctas: int = 64,
     ) -> None:
         _native.word("format", format, FORMATS)
+        if gather_ctas < 1:
+            raise errors.InvalidArgument(f"gather_ctas is {gather_ctas}, wanted at least 1")
         if not 0 <= rank < ranks:
             raise errors.InvalidArgument(f"rank is {rank} of {ranks}, wanted one in [0, {ranks})")
         if format in ("numpy", "dlpack") and device != "cpu":
             raise errors.InvalidArgument(
                 f"device is {device} with format {format}, wanted cpu, or format blocks or pyg"
             )
-        self._format, self._device, self._copy = format, device, copy
-        self._staging: _device.Staging | None = None
-        if format in ("blocks", "pyg") and _torch().device(device).type == "cuda":
-            self._staging = _device.Staging(_device.checked("device", device))
+        self._format, self._copy = format, copy
+        self._is_torch = format in ("blocks", "pyg")
+        self._gpu: torch.device | None = None
+        if self._is_torch and _torch().device(device).type != "cpu":
+            self._gpu = _device.checked("device", device)
+        self._stream: int | None = None  # that the library knows of
         if format == "pyg":
             _pyg()
         run = as_artefact(run)
@@ -119,6 +126,9 @@ class PackedLoader(_native.Handle):
             pace_bytes_per_s=_native.size("pace", pace),
             rank=rank,
             ranks=ranks,
+            on_gpu=0 if self._gpu is None else 1,
+            device=0 if self._gpu is None else self._gpu.index,
+            gather_ctas=gather_ctas,
         )
         self._order_seed = order_seed
         handle = self._open(options)
@@ -127,12 +137,18 @@ class PackedLoader(_native.Handle):
         self.num_batches: int = info.num_batches
         self.num_classes: int = info.num_classes
         self.dim: int = info.dim
+        self._row_bytes: int = info.row_bytes
         self.dtype: str = info.dtype.decode()
         self.packs: str = info.packs.decode()
         self.memory_bytes: int = info.memory_bytes
+        self.device_bytes: int = info.device_bytes
         self.sampled_epochs: int = info.sampled_epochs
         self.bytes_read: int = info.bytes_read  # by as many training epochs
         self.feature_bytes: int = info.feature_bytes  # of them, rows of features
+        self._outputs_at: int = info.outputs
+        self._outputs = self._memory(info.outputs, info.outputs_bytes)
+        self._x_type = getattr(_torch(), _TORCH[self.dtype]) if self._is_torch else _NUMPY[self.dtype]
+        self._word = _torch().int64 if self._is_torch else np.int64
         self._epoch = 0
         self._position = 0
         self._at = (0, 0)  # behind the batch that was given last
@@ -146,13 +162,17 @@ class PackedLoader(_native.Handle):
         self._check_open()
         self._loops += 1
         epoch, position, loop = self._epoch, self._position, self._loops
+        if self._stream is None:
+            self._use_stream()
+        # The stream of the loop before comes first with what it still reads; this loop's is set behind it.
         _native.call("ovl_gnn_loader_start", self._handle, c.c_int64(epoch), c.c_int64(position))
         # NOTE: a loop that is left early goes on with the next training epoch.
         self._epoch, self._position = epoch + 1, 0
         held = False
         while True:
-            if held:
+            if held:  # by the stream that the batch was given to
                 _native.call("ovl_gnn_loader_release", self._handle)
+            self._use_stream()
             batch, has_one = _native.BatchStruct(), c.c_int32()
             _native.call("ovl_gnn_loader_next", self._handle, c.byref(batch), c.byref(has_one))
             if not has_one.value:
@@ -167,54 +187,53 @@ class PackedLoader(_native.Handle):
             if loop != self._loops:
                 raise errors.InvalidArgument("PackedLoader: another loop over it has begun, wanted one at a time")
 
+    def _memory(self, address: int, nbytes: int) -> Any:
+        """The library's memory, not copied, as bytes of the kind that batches have."""
+        if self._gpu is not None:
+            return _device.bytes_at(address, nbytes, self._gpu)
+        raw = np.ctypeslib.as_array((c.c_uint8 * nbytes).from_address(address))
+        return _torch().from_numpy(raw) if self._is_torch else raw
+
+    def _use_stream(self) -> None:
+        if self._gpu is None:
+            return
+        stream = _torch().cuda.current_stream(self._gpu).cuda_stream
+        if stream != self._stream:
+            _native.call("ovl_gnn_loader_use_stream", self._handle, c.c_void_p(stream))
+            self._stream = stream
+
     def _made(self, b: _native.BatchStruct) -> Any:
-        reached = _array(b.reached, (b.hops + 1,), np.uint32).astype(np.int64)
-        indptr = _array(b.indptr, (int(reached[-2]) + 1 if b.hops > 0 else 0,), np.uint32).astype(np.int64)
-        bounds = indptr[np.concatenate(([0], reached[:-1]))] if b.hops > 0 else np.zeros(1, np.int64)
-        edge_index = np.empty((2, b.num_edges), np.int64)
-        edge_index[0] = _array(b.indices, (b.num_edges,), np.uint32)
-        edge_index[1] = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) if b.hops > 0 else 0
-        x = _array(b.rows, (b.num_inputs, self.dim), _NUMPY[self.dtype])
-        y = _array(b.labels, (b.num_seeds,), np.int32).astype(np.int64)
-        n_id = _array(b.inputs, (b.num_inputs,), np.uint32).astype(np.int64)
-        nodes = [int(n) for n in np.diff(reached, prepend=0)]
-        edges = [int(n) for n in np.diff(bounds)]
-        fields: dict[str, np.ndarray] = {
-            "x": x.copy() if self._copy and self._staging is None else x,
-            "y": y,
-            "n_id": n_id,
-            "edge_index": edge_index,
+        first = b.rows - self._outputs_at
+        x_bytes = b.num_inputs * self._row_bytes
+        x = self._outputs[first : first + x_bytes]
+        words = self._outputs[b.ids - self._outputs_at : first + b.bytes]
+        if self._copy:  # apart, so that who keeps ids does not keep rows
+            x, words = (x.clone(), words.clone()) if self._is_torch else (x.copy(), words.copy())
+
+        def part(address: int, count: int) -> Any:
+            return words[address - b.ids : address - b.ids + 8 * count].view(self._word)
+
+        fields = {
+            "x": x.view(self._x_type).reshape(b.num_inputs, self.dim),
+            "y": part(b.classes, b.num_seeds),
+            "n_id": part(b.ids, b.num_inputs),
+            "edge_index": part(b.edges, 2 * b.num_edges).reshape(2, b.num_edges),
         }
-        given: Mapping[str, Any] = fields
+        reached = list((c.c_uint32 * (b.hops + 1)).from_address(b.reached))
+        edges = [c.c_uint32.from_address(b.indptr + 4 * row).value for row in reached[:-1]]
+        places = {"sampled_epoch": b.sampled_epoch, "is_repeated": bool(b.is_repeated), "batch_size": b.num_seeds}
+        places |= {"num_sampled_nodes": _differences(reached), "num_sampled_edges": _differences(edges)}
         if self._format == "dlpack":
             is_bf16 = self.dtype == "bf16"
-            given = {key: DlpackArray(value, key == "x" and is_bf16) for key, value in fields.items()}
-        elif self._format != "numpy":
-            given = self._tensors(fields)
+            fields = {key: DlpackArray(value, key == "x" and is_bf16) for key, value in fields.items()}
         if self._format == "pyg":
-            places = {"sampled_epoch": int(b.sampled_epoch), "is_repeated": bool(b.is_repeated)}
-            return _pyg().Data(
-                **given, **places, batch_size=int(b.num_seeds), num_sampled_nodes=nodes, num_sampled_edges=edges
-            )
-        return Batch(
-            **given,
-            num_sampled_nodes=nodes,
-            num_sampled_edges=edges,
-            number=b.number,
-            batch_size=b.num_seeds,
-            sampled_epoch=b.sampled_epoch,
-            is_repeated=bool(b.is_repeated),
-        )
+            return _pyg().Data(**fields, **places)
+        return Batch(**fields, **places, number=b.number)
 
-    def _tensors(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        torch = _torch()
-        if self._staging is not None:
-            tensors = self._staging.send(arrays)
-        else:
-            tensors = {key: torch.from_numpy(array).to(self._device) for key, array in arrays.items()}
-        if self.dtype == "bf16":
-            tensors["x"] = tensors["x"].view(torch.bfloat16)
-        return tensors
+    def close(self) -> None:
+        """Ends what is under way and gives the memory back; more than once is fine."""
+        self._outputs = None
+        super().close()
 
     def state_dict(self) -> dict[str, int]:
         """Where the loop is: behind the last batch that it was given."""
@@ -231,7 +250,7 @@ class PackedLoader(_native.Handle):
         self._at = (self._epoch, self._position)
 
     def stats(self) -> dict[str, int | float]:
-        """Of the training epoch that was begun last: bytes, requests, rows by level, seconds of each stage."""
+        """Numbers of the training epoch that was begun last: bytes, requests, rows by level, seconds of each stage."""
         self._check_open()
         out = _native.StatsStruct()
         _native.call("ovl_gnn_loader_stats", self._handle, c.byref(out))

@@ -88,7 +88,7 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
         return out
 
     def read_async(self, ids: Any) -> Future:
-        """The same while others work: a future of the rows. Requests are served in their order.
+        """Reads while others work: a future of the rows. Requests are served in their order.
 
         The ids are copied: the caller may change them while the request waits for its turn.
         """

@@ -44,7 +44,7 @@ def _check_rows(name: str, value: Any) -> int:
 
 
 def _ids(ids: Any) -> np.ndarray:
-    """As an array of 32 or 64-bit integers."""
+    """The ids as an array of 32 or 64-bit integers."""
     if _is_tensor(ids):
         if ids.device.type != "cpu":
             raise errors.Unsupported(f"ids lie on {ids.device}, wanted them on the CPU or a CUDA device")
@@ -177,7 +177,7 @@ class PinnedTable:
         return self.rows.dtype
 
     def gather(self, ids: Any, out: Any = None, check: bool = True) -> Any:
-        """As `gather_rows`, on the table's device if it has one."""
+        """Gathers as `gather_rows` does, on the table's device if it has one."""
         if self.device is None:
             return gather_rows(self.rows, ids, out, self._threads, check)
         return _device.gather((self.rows,), _device_ids(ids), out, self.device, check)

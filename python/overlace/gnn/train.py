@@ -6,6 +6,7 @@ On several processes: `torchrun --nproc-per-node 2 -m overlace.gnn.train ARTEFAC
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dropout", type=float, default=0.0, help="share of inputs that a layer drops (default %(default)s)")
     add("--seed", type=int, default=0, help="seed of weights and of the sequence of batches (default %(default)s)")
     add("--packs", help="order of the packs (default: that of the first of train)")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: the GPU of this process (default %(default)s)")
     add("--memory", help="limit of each loader")
     add("--pace", help="bytes per second of a slower disk that is played, such as 200MiB")
     add("--json", help="write the result as JSON to this file; - is stdout")
@@ -42,18 +44,29 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Team:
-    """This process among those that torchrun has started; alone where it has not."""
+    """This process among those that torchrun has started; alone where it has not. On CPUs or each on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        import torch
         import torch.distributed as dist
 
         self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = torch.device("cpu")
+        if device == "cuda":
+            from overlace.gnn import _device
+
+            self.device = _device.checked("--device", f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+            torch.cuda.set_device(self.device)
         self._dist = dist if self.ranks > 1 else None
-        if self._dist:
+        if self._dist and device == "cuda":
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+            dist.init_process_group("nccl")
+        elif self._dist:
             dist.init_process_group("gloo")
 
     def model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """One whose gradients are those of all ranks."""
+        """On the device, and one whose gradients are those of all ranks."""
+        model = model.to(self.device)
         if not self._dist:
             return model
         import torch
@@ -63,13 +76,16 @@ class Team:
     def sums(self, *values: float) -> list[float]:
         import torch
 
-        total = torch.tensor(values, dtype=torch.float64)
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self._dist:
             self._dist.all_reduce(total)
         return total.tolist()
 
     def close(self) -> None:
         if self._dist:
+            # A DistributedDataParallel holds the group in a circle. As the last one it would wait for the group's
+            # thread, which may wait for Python's lock.
+            gc.collect()
             self._dist.destroy_process_group()
 
 
@@ -78,15 +94,16 @@ def evaluate(model: torch.nn.Module, loader: PackedLoader, team: Team) -> float:
     import torch
 
     model.eval()
-    right = seen = 0
+    counts = torch.zeros(
+        2, dtype=torch.int64, device=team.device
+    )  # right, seen: read once, so that a GPU is not waited for
     with torch.no_grad():
         for batch in loader:
             if batch.is_repeated:
                 continue
             known = batch.y >= 0
-            right += int((model(batch).argmax(1)[known] == batch.y[known]).sum())
-            seen += int(known.sum())
-    of_all, seen_by_all = team.sums(right, seen)
+            counts += torch.stack((((model(batch).argmax(1) == batch.y) & known).sum(), known.sum()))
+    of_all, seen_by_all = team.sums(*counts.tolist())
     return of_all / max(seen_by_all, 1)
 
 
@@ -114,25 +131,27 @@ def open_loaders(options: argparse.Namespace, team: Team) -> tuple[str | None, d
             rank=team.rank,
             ranks=team.ranks,
             pace=options.pace,
+            device=str(team.device),
         )
     return order, loaders
 
 
 def train_epoch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: PackedLoader, team: Team) -> float:
     """Mean loss of the seeds of all ranks."""
+    import torch
     from torch.nn import functional
 
     model.train()
-    total, seeds = 0.0, 0
+    total, seeds = torch.zeros((), dtype=torch.float64, device=team.device), 0
     for batch in loader:
         loss = functional.cross_entropy(model(batch), batch.y, ignore_index=-1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if not batch.is_repeated:
-            total += float(loss.detach()) * batch.batch_size
+            total += loss.detach().double() * batch.batch_size
             seeds += batch.batch_size
-    loss_of_all, seeds_of_all = team.sums(total, seeds)
+    loss_of_all, seeds_of_all = team.sums(float(total), seeds)
     return loss_of_all / seeds_of_all
 
 
@@ -220,7 +239,7 @@ def main(words: list[str] | None = None) -> int:
             import torch  # noqa: F401
         except ImportError:
             raise errors.Unsupported("gnn train: torch is missing, wanted as in docs/guides/pytorch.md") from None
-        team = Team()
+        team = Team(options.device)
         try:
             result = train(options, team)
         finally:

@@ -151,7 +151,7 @@ class ShardedEmbeddingBag(nn.Module):
                 given = state_dict.pop(f"{prefix}{t}.weight", None)
                 if given is not None and tuple(given.shape) != shape:
                     errors.append(f"{prefix}{t}.weight is {list(given.shape)}, wanted {list(shape)}")
-        # The module itself has no state: not the anchor. Of its own tables each says what is strange.
+        # The module itself has no state: not the anchor. Each of its own tables says what is strange.
         strange = [key for key in state_dict if key[len(prefix) :].split(".")[0] not in self._modules]
         unexpected.extend(strange if strict else ())
 
@@ -236,7 +236,7 @@ class ShardedEmbeddingBag(nn.Module):
         return ops.all_to_all(x, group=self.group_name, send_splits=sends, recv_splits=comes)
 
     def _gather(self, header: torch.Tensor, why: InvalidArgument | None) -> list[list[int]]:
-        """Of all ranks, entry by entry: samples, whether there are factors, and entries for each rank."""
+        """The headers of all ranks, entry by entry: samples, whether there are factors, and entries for each rank."""
         all_of = ops.all_gather(header, group=self.group_name).view(self.size, -1).t().tolist()
         if why is not None:
             raise why

@@ -192,7 +192,7 @@ class MoELayer(nn.Module):
             )
 
     def _check_routing(self) -> None:
-        """As the router would, in the first call."""
+        """Checks what the router would, in the first call."""
         top_k, score, groups, kept = (self.routing[n] for n in ("top_k", "score", "num_groups", "kept_groups"))
         if score not in ("softmax", "sigmoid"):
             raise InvalidArgument(f"{_NAME}: score is '{score}', wanted 'softmax' or 'sigmoid'")

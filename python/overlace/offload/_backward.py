@@ -18,7 +18,7 @@ from overlace.offload._ring import Ring
 
 @dataclass(frozen=True)
 class _Place:
-    """Of a saved tensor: in which pass and step, in which weight of its block, and how it lies there."""
+    """The place of a saved tensor: in which pass and step, in which weight of its block, and how it lies there."""
 
     number: int
     step: int

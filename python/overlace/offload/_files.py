@@ -105,7 +105,7 @@ def _of_directory(folder: Path) -> list[Path]:
 
 
 class Files:
-    """Of a file, several, or a directory with model.safetensors or its index."""
+    """Tensors of a file, several, or a directory with model.safetensors or its index."""
 
     def __init__(self, source: str | os.PathLike | list) -> None:
         listed = source if isinstance(source, (list, tuple)) else [source]

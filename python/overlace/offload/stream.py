@@ -357,7 +357,7 @@ class StreamedBlocks:
     # What is known and how it ends.
 
     def stats(self) -> dict[str, float]:
-        """Of what streamed: blocks, bytes, waits, waited_s, filled_s, memory_bytes (of the slots); resident_bytes."""
+        """What has streamed: blocks, bytes, waits, waited_s, filled_s, memory_bytes (of the slots); resident_bytes."""
         of_ring = self._ring.stats() if self._ring is not None else {"blocks": 0, "bytes": 0, "memory_bytes": 0}
         return {**of_ring, "resident_bytes": sum(t.bytes for t in self._resident)}
 

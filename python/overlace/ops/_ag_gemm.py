@@ -69,7 +69,7 @@ def _setup(ctx, inputs, keyword_only_inputs, output) -> None:
 
 
 def _grads_of_weights(ctx, kept, dys, bs):
-    """Of the kept activation, or of one gathered again."""
+    """Gradients of the weights from the kept activation, or from one gathered again."""
     plan = plan_of_backward(ctx.plan)
     if not dys:
         return []
@@ -196,7 +196,7 @@ def ag_gemm(
     bs: one (K, N) or several, of the dtype of a; rows or columns contiguous, so `weight.t()` is free. N may differ
         by rank. The gather hides behind the widest of them.
     group: ProcessGroup, DeviceMesh of one dimension, or None for the default group; `overlace.init` made its team.
-    biases: (N) for each of bs, or None.
+    biases: (N) for each of bs, or None; of the dtype of the results, on CPU ranks of a too.
     gather_dim: any dimension of a but the last. Another than 0 costs copies.
     return_a: give the gathered activation too.
     keep_gathered: where a weight needs a gradient, the gathered activation is kept for it; False keeps this rank's part

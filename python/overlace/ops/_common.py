@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from overlace.context import size_of
 from overlace.errors import InvalidArgument, Unsupported, of_operator
+from overlace.planning import LIBRARY_FAMILY
 
 _ops = torch.ops.overlace
 _ROWS_OF_MATRIX = (-1,)
@@ -148,7 +149,7 @@ def check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: in
 
 def plan_of_backward(plan: str) -> str:
     """Plans name a family of one operator; only `library` is one of all."""
-    return plan if plan.removeprefix("family=") == "library" else ""
+    return plan if plan.removeprefix("family=") == LIBRARY_FAMILY else ""
 
 
 class _Replicated(torch.autograd.Function):
@@ -165,7 +166,7 @@ class _Replicated(torch.autograd.Function):
 
 
 def replicated(t, group):
-    """Of gradients: `t` itself where no second backward is to come."""
+    """A gradient that all ranks have: `t` itself where no second backward is to come."""
     return _Replicated.apply(t, group) if torch.is_grad_enabled() and t.requires_grad else t
 
 
@@ -228,7 +229,7 @@ def splits_back(rows: int, splits: Sequence[int], size: int) -> list[int]:
 def flat_splits(
     op: str, splits: Sequence[int] | Sequence[Sequence[int]] | None, size: int, exchange: str = "rows"
 ) -> list[int]:
-    """As the operators take them: row by row."""
+    """The splits as the operators take them: row by row."""
     if splits is None:
         return []
     rows: list[list[Any]] = [list(row) if isinstance(row, (list, tuple)) else [row] for row in splits]
@@ -265,7 +266,7 @@ def check_blocks(op: str, exchange: str, blocks: Sequence[int], columns: int, na
 
 
 def rows_of_ranks(rows: int, splits: Sequence[int], size: int) -> list[int]:
-    """Of all `rows`; without splits as torch.tensor_split."""
+    """How many of all `rows` each rank has; without splits as torch.tensor_split."""
     return list(splits) if splits else [rows // size + (rank < rows % size) for rank in range(size)]
 
 

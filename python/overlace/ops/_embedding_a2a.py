@@ -29,7 +29,7 @@ def _placement_of(text: str) -> Placement:
 
 
 def _shapes_of(placement: Placement, rank: int) -> list[tuple[int, ...]]:
-    """Of the slices of a rank; one without has one empty tensor."""
+    """Shapes of the slices of a rank; one without has one empty tensor."""
     return [*placement.slices(rank)[0]] or [(0,)]
 
 
@@ -198,7 +198,7 @@ def _setup_second(ctx, inputs, keyword_only_inputs, output) -> None:
 
 
 def _second(ctx, upstream_of_slices, upstream_of_factors):
-    """Of the gradients, computed once more by operators that have gradients themselves."""
+    """Gradients of the gradients, computed once more by operators that have gradients themselves."""
     grad, indices, offsets, factors, *weights = ctx.saved_tensors
     with torch.enable_grad():
         grad, *weights = (t.detach().requires_grad_() for t in (grad, *weights))

@@ -13,7 +13,7 @@ from overlace import _library, errors
 from overlace._call import tensor_of
 from overlace._library import Tensor, _Sized
 from overlace.context import context_of, group_name, size_of
-from overlace.errors import Error, InvalidArgument
+from overlace.errors import Error, InvalidArgument, Unsupported
 from overlace.ops._common import register_gradient, run
 from overlace.ops._moe_gradients import gradients
 
@@ -153,7 +153,7 @@ def _shapes(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
 
 
 def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bool]) -> list[torch.Tensor]:
-    """Of x, weights, w1, w2, b1, b2; of what is not needed, or not there, (0)."""
+    """Room for gradients of x, weights, w1, w2, b1, b2; of what is not needed, or not there, (0)."""
     wanted = [operands[0], *operands[2:]]
     device = next(t.device for t in operands if t is not None)
     return [
@@ -181,7 +181,7 @@ def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, *
 
 
 def _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, fields):
-    """Of what runs forward on GPUs, so of experts gated by silu without biases."""
+    """Gradients of what runs forward on GPUs, so of experts gated by silu without biases."""
     only = {name: fields[name] for name in ("capacity_factor", "expert_begin")}
     dx, *found = gradients(dy, x, idx, weights, w1, w2, num_experts, call.context.group, **only)
     none = (x.new_empty(0, dtype=torch.float32) for _ in range(2))  # biases
@@ -223,6 +223,16 @@ def _backward(ctx, dy, _load, _dropped):
 register_gradient("moe", _backward, _setup)
 
 
+def _refuse_second(_ctx: Any, *_grads: torch.Tensor) -> NoReturn:
+    raise Unsupported(
+        f"{_NAME}: backward through its own gradients (create_graph=True), wanted first derivatives alone: "
+        "experts have no second ones"
+    )
+
+
+torch.library.register_autograd("overlace::moe_grad", _refuse_second)
+
+
 # ---- the function ----
 
 
@@ -247,7 +257,7 @@ def _check_places(group: object, tensors: Mapping[str, torch.Tensor | None]) -> 
 
 
 def _matrices(group: object, x: torch.Tensor, **choices: torch.Tensor) -> list[torch.Tensor]:
-    """Of x (..., H) and of choices (..., k) those with a row for each token."""
+    """x (..., H) and choices (..., k) as matrices with a row for each token."""
     if x.dim() <= 2:
         return [x, *choices.values()]
     rows = list(x.shape[:-1])
@@ -373,9 +383,10 @@ def moe(
 
     Gives (..., H) of the dtype of x; tokens without experts get zeros. Gradients, the first only, of x, weights, w1,
     w2, b1 and b2: those of experts are of the sum over ranks. Nothing but the arguments is kept for them; experts
-    compute their hidden layer again. Equal inputs on as many ranks give equal bits. Raises InvalidArgument or
-    Unsupported, on CPU ranks on all where one cannot make the call, before anything moves; PlanMismatch where ranks
-    give other sizes or options, which GPUs look at in the first call of a size.
+    compute their hidden layer again; backward through them raises Unsupported, on the rank that asks for it. Equal
+    inputs on as many ranks give equal bits. Raises InvalidArgument or Unsupported, on CPU ranks on all where one cannot
+    make the call, before anything moves; PlanMismatch where ranks give other sizes or options, which GPUs look at in
+    the first call of a size.
     """
     rows = x.shape[:-1]
     _check_places(group, dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True)))

@@ -76,7 +76,7 @@ def gradients(
     capacity_factor: float = 0.0,
     expert_begin: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of x, weights, w1 and w2 of experts that are gated by silu, as `overlace.ops.moe` has them; dy: (T, H).
+    """Gradients of x, weights, w1 and w2 of experts gated by silu, as `overlace.ops.moe` has them; dy: (T, H).
 
     Each choice travels as a row of its own, and the host waits for the counts, so it cannot be captured. Sums of a
     token are made in fp32 in the order of its choices; the hidden layer is computed again. Equal inputs on as many

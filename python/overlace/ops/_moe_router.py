@@ -66,7 +66,7 @@ def _choose_by_torch(x, w_gate, bias, top_k, score, renormalize, num_groups, kep
 
 
 def _check_options(x, w_gate, bias, top_k, options) -> None:
-    """As the library does, without tokens."""
+    """Checks what the library does, without tokens."""
     fits = w_gate.dim() == 2 and x.shape[1] == w_gate.shape[1] and x.dtype == w_gate.dtype
     if not fits or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise InvalidArgument(
@@ -189,8 +189,8 @@ def moe_router(
 
     Gives idx (..., top_k) int32, by descending score, equal ones by ascending expert, and weights (..., top_k) float32.
     An expert whose logit is not finite is never chosen; where fewer than top_k are left, idx is -1 and the weight 0.
-    Gradients of weights go to x and w_gate, through the chosen scores; the choice itself has none. Raises
-    InvalidArgument.
+    Gradients of weights go to x and w_gate, through the chosen scores; the choice itself has none; second
+    ones too, outside of compiled functions. Raises InvalidArgument.
     """
     matrix = x.flatten(0, -2) if x.dim() > 2 else x
     options = {"score": score, "renormalize": renormalize, "num_groups": num_groups, "kept_groups": kept_groups}

@@ -18,7 +18,7 @@ class Pooling(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Of one feature, those that count: places in indices, rows of the table, bags they belong to."""
+    """The entries of one feature that count: places in indices, rows of the table, bags they belong to."""
 
     at: torch.Tensor
     row: torch.Tensor

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes as c
 import datetime
+import os
 import socket
 
 import torch
 import torch.distributed as dist
 
-from overlace._library import _Sized
+from overlace._library import Options, _Sized, call
+from overlace.context import given_of
 from overlace.errors import InvalidArgument, Unsupported
+from overlace.optim._layout import Layout, Sharded
 from overlace.optim._means import takes
 from overlace.optim._structs import DTYPES, Co2Options, choice
 
@@ -33,26 +36,66 @@ class Collective(_Sized):
     )
 
 
+def _device_transports() -> dict[str, bool]:
+    """Which transports of the library take memory of GPUs."""
+    host, nccl = c.c_int32(), c.c_int32()
+    call("ovl_co2_device_transports", c.byref(host), c.byref(nccl))
+    return {"host": bool(host.value), "nccl": bool(nccl.value)}
+
+
+def _auto(group: dist.ProcessGroup, device: torch.device | None, *, takes_nccl: bool) -> str:
+    """NCCL where each group has a GPU of this host for itself and no kernel of a team of overlace may wait for the
+    multiprocessors that NCCL holds. Collective."""
+    from overlace import context
+
+    card = None if device is None else str(torch.cuda.get_device_properties(device).uuid)
+    takes_nccl = takes_nccl and card is not None and not any(team.is_gpu for team in context._contexts.values())
+    everybody: list = [None] * group.size()
+    dist.all_gather_object(everybody, (socket.gethostname(), card, takes_nccl), group=group)
+    if len({host for host, _, _ in everybody}) > 1:
+        return "process_group"
+    is_nccl = all(takes for _, _, takes in everybody) and len({card for _, card, _ in everybody}) == len(everybody)
+    return "nccl" if is_nccl else "host"
+
+
 def transport_of(
-    transport: str, group: dist.ProcessGroup, link: str | None, options: Co2Options, *, is_auto: bool
-) -> str:
-    """Gives "host" or "process_group". InvalidArgument, Unsupported where it cannot be what was asked for, of which
-    some is for "host" alone. Collective where it is "auto"."""
-    choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2})
+    transport: str,
+    group: dist.ProcessGroup,
+    link: str | None,
+    options: Co2Options,
+    device: torch.device | None,
+    layout: Layout,
+    *,
+    is_auto: bool,
+) -> tuple[str, bool]:
+    """Gives "host", "nccl" or "process_group", and whether it takes the memory of `device`, the GPU that has all
+    parts. InvalidArgument, Unsupported where it cannot be what was asked for, of which some is for "host" alone.
+    Collective where it is "auto"."""
+    choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2, "nccl": 3})
+    device_transports = _device_transports() if device is not None else {}
+    asked = (
+        (options.wire_dtype == DTYPES[torch.int8], "wire_dtype is torch.int8"),
+        (bool(options.whole_boundaries), "on_failure is 'drop_group'"),
+    )
     if transport == "auto":
-        hosts: list = [None] * group.size()
-        dist.all_gather_object(hosts, socket.gethostname(), group=group)
-        transport = "host" if len(set(hosts)) == 1 else "process_group"
+        takes_nccl = device_transports.get("nccl", False) and link is None and not any(is_so for is_so, _ in asked)
+        transport = _auto(group, device, takes_nccl=takes_nccl)
     if transport == "host":
-        return transport
+        return transport, device_transports.get("host", False)
     if link is not None:
         raise InvalidArgument(f"CO2: link is {link!r} with transport {transport!r}, wanted transport 'host'")
-    for is_asked, what in (
-        (options.wire_dtype == DTYPES[torch.int8], "wire_dtype is torch.int8"),
-        (options.whole_boundaries, "on_failure is 'drop_group'"),
-    ):
+    for is_asked, what in asked:
         if is_asked:
             raise Unsupported(f"CO2: {what} with transport {transport!r}; supported: 'host'")
+    if transport == "nccl":
+        if device is None:
+            raise Unsupported("CO2: transport is 'nccl' with parameters that are not all on one GPU; supported: 'host'")
+        if isinstance(layout, Sharded) and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            raise InvalidArgument(
+                "CO2: CUDA_DEVICE_MAX_CONNECTIONS is 1 with sharded parameters and transport 'nccl', whose all-reduces "
+                "would hold back those of the shards; wanted: another value, or transport 'host'"
+            )
+        return transport, True
     if is_auto:
         raise Unsupported(f"CO2: tau is 'auto' with transport {transport!r}, which times nothing; supported: 'host'")
     if not takes(group, "cpu"):
@@ -60,7 +103,7 @@ def transport_of(
             f"CO2: transport is {transport!r} with an outer_group whose backend has no CPU tensors; supported: "
             "init_process_group('cpu:gloo,cuda:nccl'), or transport 'host' on one host"
         )
-    return transport
+    return transport, False
 
 
 class GroupCollective:
@@ -102,3 +145,18 @@ class GroupCollective:
             self.failures.append(failure)
             return _TIMEOUT if "imed out" in str(failure) or "timeout" in str(failure).lower() else _PEER_LOST
         return _OK
+
+
+def opening_of(
+    transport: str, group: dist.ProcessGroup, link: str | None, timeout_s: float
+) -> tuple[str, list[object], list[BaseException]]:
+    """The function of the library that opens CO2 over this transport, its arguments behind the parameters, which must
+    live as long as what it opens, and where callbacks leave what they raised."""
+    if transport == "process_group":
+        collective = GroupCollective(group)
+        return "ovl_co2_open_collective", [c.byref(collective.struct)], collective.failures
+    given, failures = given_of(group)
+    if transport == "nccl":
+        return "ovl_co2_open_nccl", [c.byref(given), c.c_int32(0)], failures
+    runtime = Options(timeout_ms=round(timeout_s * 1000), link=None if link is None else link.encode())
+    return "ovl_co2_open_host", [c.byref(given), c.byref(runtime)], failures

@@ -51,6 +51,9 @@ class Co2Options(_Sized):
         ("auto_timeout", c.c_int32),
         ("samples", c.c_double),
         ("whole_boundaries", c.c_int32),
+        ("on_device", c.c_int32),
+        ("device", c.c_int32),
+        ("stream", c.c_void_p),
     )
 
 

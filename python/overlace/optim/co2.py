@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from overlace import errors
-from overlace._library import Options, call, handle, names_of
-from overlace.context import given_of, process_group
+from overlace._library import call, handle, names_of
+from overlace.context import process_group
 from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout
 from overlace.optim import _checkpoint
-from overlace.optim._collective import GroupCollective, transport_of
+from overlace.optim._collective import opening_of, transport_of
 from overlace.optim._layout import buffers_of, layout_of, statistics_of
 from overlace.optim._means import (
     check_counts,
@@ -29,18 +29,16 @@ from overlace.optim._means import (
     sum_over,
     wire_of,
 )
-from overlace.optim._staging import Staging
+from overlace.optim._staging import Staging, device_of
 from overlace.optim._structs import (
     AVERAGE_INNER,
     CLIPS,
-    DTYPES,
     GAPS,
     KAPPAS,
     OF_RULE,
     REDUCE_IN_GROUP,
     RULES,
     Co2Options,
-    Parameter,
     Stats,
     choice,
 )
@@ -51,13 +49,13 @@ from overlace.optim.tau import FIRST_TAU, MEASURED_ROUNDS, chosen_tau, first_tau
 
 class CO2:
     """Around an inner optimizer of a model whose replicas are in different groups of ranks. Parameters are CPU or CUDA
-    tensors; what belongs to the groups (anchor, increments) is host memory, through which those of GPUs go.
+    tensors; what belongs to the groups (anchor, increments) lies where they do, over "process_group" on the host.
 
     `outer_group`: a rank of each group, the same place in all of them (default: all ranks); `inner_group`: the ranks of
     this one's group, None where that is this rank alone. make_groups() makes both. Inside a group: a
     DistributedDataParallel over it, or over all ranks with co2_hook; ZeroRedundancyOptimizer; fully_shard.
     Either `with co2:` counts the steps of the inner optimizer, or `co2.step()` replaces them; both on all ranks alike.
-    `tau`: steps of a round; "auto" (over "host", rules "co2" and "eager"): 4 until three rounds were measured, then as
+    `tau`: steps of a round; "auto" (rules "co2" and "eager"): 4 until three rounds were measured, then as
     many as hide the exchange with a tenth to spare, which flushes once.
     `rule`: "co2", "eager", "streaming", or "local_sgd", "slow_mo", "diloco", which wait. "streaming" sends one of
     `fragments` parts of the parameters at a time, each once in `tau` steps, and takes it in `delay` steps later,
@@ -65,12 +63,13 @@ class CO2:
     increment that a group keeps until the mean is there (default: 0.8, "eager" 1 / groups). `samples`: that this group
     sees in a step, where groups are unequal: `tau` may differ between them then, and means are weighted by what each
     has seen; flush, save and load come in the same round of all. `transport`: "host" (a
-    worker thread of overlace; one host; `link` emulates a slow one, such as "20MB/s,50us"), "process_group" (the
-    group's own all_reduce), "auto". `wire_dtype`: float32, or bfloat16, or int8 with a scale for 256 elements (over
-    "host" alone), where what rounding leaves out is sent with the next round. `outer_timeout_s`: how long a wait for
-    other groups may take; "auto": by what the last 16 rounds were waited for, at least 10 s. `on_failure`: "abort", or
-    "drop_group" (groups of one rank, over "host"): where a group is lost and at least `min_groups` are left, these go
-    on without it from the last anchor, and `lost_ranks` names it. Collective."""
+    worker thread of overlace; one host; `link` emulates a slow one, such as "20MB/s,50us"), "nccl" (GPUs of one host,
+    one a rank), "process_group" (the group's own all_reduce), "auto". `wire_dtype`: float32, or bfloat16, or int8
+    with a scale for 256 elements (over "host" alone), where what rounding leaves out is sent with the next round.
+    `outer_timeout_s`: how long a wait for other groups may take, over "nccl" from when a round was sent, so that an
+    evaluation of one group alone counts; "auto": by what the last 16 rounds were waited for, at least 10 s.
+    `on_failure`: "abort", or "drop_group" (groups of one rank, over "host"): where a group is lost and at least
+    `min_groups` are left, these go on without it from the last anchor, and `lost_ranks` names it. Collective."""
 
     _handle: c.c_void_p | None = None
     _is_anchored = False
@@ -121,7 +120,7 @@ class CO2:
         self._survivors = survivors_of(self, on_failure, min_groups, transport, samples)
         check_grid(self.inner_group, self.group)
         self._layout = layout_of(model, self.inner_group, inner_optimizer)
-        self._staging = Staging(list(self._layout.parts()))
+        self._parts = list(self._layout.parts())
         self._model = model
         self._statistics = statistics_of(model) if choice("buffers", buffers, {"average": 1, "keep": 0}) else []
         self._writes = self._steps = self._begun = 0
@@ -161,27 +160,26 @@ class CO2:
     def _open(self, options: Co2Options, transport: str, link: str | None, timeout_s: float) -> None:
         self._options = options  # holds the callbacks
         self._way = transport, link, timeout_s
+        self._device = device_of(self._parts)
+        where = self.group, link, options, self._device, self._layout
+        transport, is_direct = transport_of(transport, *where, is_auto=self._is_auto)
+        if not hasattr(self, "_staging"):  # once: what is pinned stays
+            self._staging = Staging(self._parts, in_place=is_direct)
+        self._is_direct = is_direct
+        if is_direct and self._device is not None:
+            options.on_device, options.device = 1, self._device.index
+            options.stream = torch.cuda.current_stream(self._device).cuda_stream
         self._staging.fetch()
-        table = (Parameter * len(self._staging.parts))(
-            *(
-                Parameter(part.name.encode(), host.data_ptr(), host.numel(), DTYPES[host.dtype], part.group_count)
-                for part, host in zip(self._staging.parts, self._staging.hosts, strict=True)
-            )
-        )
-        transport = transport_of(transport, self.group, link, options, is_auto=self._is_auto)
         self.transport = transport
-        arguments = [c.byref(options), table, c.c_uint64(len(table))]
-        if transport == "host":
-            given, self._failures = given_of(self.group)
-            runtime = Options(timeout_ms=round(timeout_s * 1000), link=None if link is None else link.encode())
-            self._given = given
-            self._handle = self._guarded(handle, "ovl_co2_open_host", *arguments, c.byref(given), c.byref(runtime))
-        else:
-            self._collective = GroupCollective(self.group)
-            self._failures = self._collective.failures
-            self._handle = self._guarded(
-                handle, "ovl_co2_open_collective", *arguments, c.byref(self._collective.struct)
-            )
+        name, self._ways, self._failures = opening_of(transport, self.group, link, timeout_s)
+        self._handle = self._guarded(handle, name, c.byref(options), *self._staging.table(), *self._ways)
+
+    def _bring(self) -> None:
+        """Before a call that reads or writes parameters: the library has them, and the stream that they are used on."""
+        self._staging.fetch()
+        if self._is_direct and self._handle is not None:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+            self._call("ovl_co2_use_stream", c.c_void_p(stream))
 
     def _guarded(self, function: Any, *arguments: object) -> Any:
         """An error of the library with what the callbacks raised behind it as its cause."""
@@ -258,20 +256,23 @@ class CO2:
 
     def _after(self, *_: object) -> None:
         if self._handle is not None:
-            self._check("a step")
+            self._check_own("a step")
             if (self._steps + 1) % self._options.tau == 0:  # as often as a round, which takes a while
                 self._layout.check_same()
+        needs = c.c_int32()
+        self._call("ovl_co2_needs_parameters", c.byref(needs))
+        if needs.value:
+            self._layout.check_memory()
         self._steps += 1
         if self._survivors is not None and self._survivors.is_behind(self):
             return
         lr = c.c_double(float(self.inner_optimizer.param_groups[0]["lr"]))
-        needs = c.c_int32()
-        self._call("ovl_co2_needs_parameters", c.byref(needs))
         if needs.value:
-            self._staging.fetch()
+            self._bring()
         with torch.no_grad():
             exchange(self, self._survivors, "ovl_co2_on_inner_step", lr)
-        self._spread()
+        if needs.value:
+            self._spread()
         if self._measured is not None:
             self._measure(self._measured)
 
@@ -293,12 +294,15 @@ class CO2:
                 self._begin_anew(self._steps, {})
 
     def _check(self, what: str) -> None:
+        self._check_own(what)
+        self._layout.check_memory()
+
+    def _check_own(self, what: str) -> None:
         if self._is_anchored:
             raise InvalidArgument(
                 f"CO2: {what} inside `with anchor_parameters()`, where the model does not have its own values; wanted: "
                 "outside"
             )
-        self._layout.check_memory()
 
     def _spread(self) -> None:
         """Where the library wrote parameters since the last time, the rest of the group sees them."""
@@ -310,7 +314,7 @@ class CO2:
             self._layout.spread()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the inner optimizer's, for loops whose optimizer this one takes the place of."""
+        """The inner optimizer's zero_grad(), for loops whose optimizer this one takes the place of."""
         self.inner_optimizer.zero_grad(set_to_none=set_to_none)
 
     def step(self, closure: Any = None) -> Any:
@@ -332,7 +336,7 @@ class CO2:
         if self._handle is not None:
             self._check("flush")
             self._layout.check_same()
-        self._staging.fetch()
+        self._bring()
         exchange(self, self._survivors, "ovl_co2_flush")
         self._spread()
         with torch.no_grad():
@@ -368,7 +372,7 @@ class CO2:
     # ---- what is seen of it ----
 
     def stats(self) -> dict[str, float]:
-        """Of the last round whose increment came in; `rounds` of them so far. Over process_group comm_ms ends when
+        """The last round whose increment came in; `rounds` of them so far. Over process_group comm_ms ends when
         somebody asked."""
         stats = Stats()
         self._call("ovl_co2_stats_last", c.byref(stats))
@@ -396,7 +400,7 @@ class CO2:
 
     @property
     def lost_ranks(self) -> list[int]:
-        """Of the groups that were dropped, in the order of their loss."""
+        """Ranks of the groups that were dropped, in the order of their loss."""
         return [] if self._survivors is None else list(self._survivors.lost)
 
     def _anchor(self) -> torch.Tensor:
@@ -494,7 +498,7 @@ class CO2:
             data: Any = {"parameters": kept, "inner": _checkpoint.local_state(inner), "buffers": self._buffers()}
             return {"about": about, self._key(True): _checkpoint.pack(data)}
         blob, count = c.c_void_p(), c.c_uint64()
-        self._staging.fetch()
+        self._bring()
         save = "ovl_co2_save", c.byref(blob), c.byref(count)
         if exchange(self, self._survivors, *save):
             self._call(*save)
@@ -540,7 +544,7 @@ class CO2:
                 self._begin_anew(int(about["begun"]), {})
             blob = data["co2"].contiguous()
             self._layout.settle()
-            self._staging.fetch()  # what store() has queued reads the memory that is written now
+            self._bring()  # what store() has queued reads the memory that is written now
             with torch.no_grad():
                 self._call("ovl_co2_load", c.c_void_p(blob.data_ptr()), c.c_uint64(blob.numel()))
             self._spread()

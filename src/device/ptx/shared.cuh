@@ -13,7 +13,7 @@ __device__ __forceinline__ void store_matrices(uint32_t row_address, uint32_t r0
                "r"(r2), "r"(r3)
                : "memory");
 }
-/// As store_matrices, but each matrix is stored transposed: the row that lane l addresses is column l % 8 of the
+/// Stores as store_matrices does, but each matrix transposed: the row that lane l addresses is column l % 8 of the
 /// registers' matrix l / 8.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t row_address, uint32_t r0, uint32_t r1, uint32_t r2,
                                                           uint32_t r3) {

@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap* map
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-/// The same of a tensor of four dimensions.
+/// Loads a box of a tensor of four dimensions.
 __device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap* map, int32_t x, int32_t y, int32_t z,
                                          int32_t w, uint32_t barrier) {
   asm volatile(

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <deque>
 #include <new>
 #include <optional>
 #include <random>
@@ -40,6 +39,31 @@ struct Consumption {
   uint64_t adds = 0;
 };
 
+/// How far a call has come. Each call of a channel starts with the memory of the one before.
+struct Progress {
+  void start(const Program& program, const Queues& queues, int workers) {
+    const size_t instances = program.expansion.instances.size();
+    heads.start(queues, workers);
+    blocked_since.assign(heads.size(), 0);
+    num_done = 0;
+    is_done.assign(instances, 0);
+    is_sent.assign(instances, 0);
+    began.assign(instances, 0);
+    is_unfenced.assign(static_cast<size_t>(program.ranks()), 0);
+    sums.resize(heads.size());
+    for (std::vector<char>& sum : sums) sum.clear();
+  }
+
+  std::vector<int> ready;
+  Heads heads;
+  std::vector<int64_t> blocked_since;  // per queue; 0: its head is not known to wait
+  size_t num_done = 0;
+  std::vector<char> is_done, is_sent;   // per instance; sent: its puts may still read their source
+  std::vector<int64_t> began;           // per instance, in a trace
+  std::vector<char> is_unfenced;        // per peer
+  std::vector<std::vector<char>> sums;  // of the bodies of a kernel's parts, per queue
+};
+
 /// What is computed once per program.
 struct CpuPrepared {
   std::vector<Consumption> consumptions;
@@ -59,7 +83,7 @@ int num_workers(const AdversaryOptions& adversary) {
 /// all calls before; so nothing here depends on how long the channel has lived.
 class CpuCall {
  public:
-  CpuCall(Channel& channel, const Call& call, CpuPrepared& prepared, uint64_t number)
+  CpuCall(Channel& channel, const Call& call, CpuPrepared& prepared, Progress& progress, uint64_t number)
       : call_(call),
         program_(call.program),
         prepared_(prepared),
@@ -70,13 +94,9 @@ class CpuCall {
         num_workers_(num_workers(team_.runtime().state().options.adversary)),
         random_(static_cast<uint32_t>(team_.runtime().state().options.adversary.seed * 31 +
                                       static_cast<uint64_t>(team_.rank()))),
-        heads_(prepared.queues, num_workers_),
-        blocked_since_(heads_.size()),
-        is_done_(program_.expansion.instances.size()),
-        is_sent_(program_.expansion.instances.size()),
-        began_(program_.expansion.instances.size()),
-        is_unfenced_(static_cast<size_t>(program_.ranks())),
-        sums_(heads_.size()) {}
+        now_(progress) {
+    now_.start(program_, prepared.queues, num_workers_);
+  }
 
   /// NOTE: of a call that failed nothing is read any more either, whoever reported it: its tensors and what its parts
   /// have put may be freed.
@@ -90,7 +110,7 @@ class CpuCall {
 
  private:
   base::Status run_all() {
-    while (num_done_ < is_done_.size()) {
+    while (now_.num_done < now_.is_done.size()) {
       const int lane = ready_lane(/*transfers_only=*/false);
       if (lane < 0) {
         OVERLACE_TRY(wait_for_any());
@@ -98,7 +118,7 @@ class CpuCall {
       }
       OVERLACE_TRY(step(static_cast<size_t>(lane)));
     }
-    OVERLACE_TRY(wait_status(flush(pod_), "flush of the call's puts"));
+    OVERLACE_TRY(wait_status(flush(pod_), [] { return "flush of the call's puts"; }));
     for (const Consumption& c : prepared_.consumptions)
       consume(pod_, c.from, program_.id(call_.copy, c.signal, c.slot), c.adds);
     for (const Call::Out& out : call_.copies_out) copy_tensor(out.from, out.to);
@@ -107,12 +127,12 @@ class CpuCall {
 
   const spec::Instance& instance(int index) const { return program_.expansion.instances[static_cast<size_t>(index)]; }
   const spec::Instance* head(size_t lane) {
-    const Step* const step = heads_.head(lane);
+    const Step* const step = now_.heads.head(lane);
     return step == nullptr ? nullptr : &instance(step->instance);
   }
 
   bool deps_done(const spec::Instance& i) const {
-    return std::all_of(i.deps.begin(), i.deps.end(), [&](int d) { return is_done_[static_cast<size_t>(d)] != 0; });
+    return std::all_of(i.deps.begin(), i.deps.end(), [&](int d) { return now_.is_done[static_cast<size_t>(d)] != 0; });
   }
   uint64_t expected(const spec::ResolvedWait& w) const {
     const uint64_t before = ticket(pod_, w.from, program_.id(call_.copy, w.signal, w.slot));
@@ -130,37 +150,37 @@ class CpuCall {
 
   /// Whether the head of `lane` may start.
   bool is_ready(size_t lane, bool transfers_only) {
-    if (transfers_only && !heads_.is_transfer(lane)) return false;
+    if (transfers_only && !now_.heads.is_transfer(lane)) return false;
     const spec::Instance* i = head(lane);
     if (i == nullptr || !deps_done(*i)) return false;
     if (waits_hold(*i)) return true;
-    if (blocked_since_[lane] == 0 && call_.trace != nullptr) blocked_since_[lane] = now_ns();
+    if (now_.blocked_since[lane] == 0 && call_.trace != nullptr) now_.blocked_since[lane] = now_ns();
     return false;
   }
   bool is_any_ready(bool transfers_only) {
     size_t lane = 0;
-    while (lane < heads_.size() && !is_ready(lane, transfers_only)) ++lane;
-    return lane < heads_.size();
+    while (lane < now_.heads.size() && !is_ready(lane, transfers_only)) ++lane;
+    return lane < now_.heads.size();
   }
 
   /// A queue whose head may start: the first one, or with several workers any; -1: none.
   int ready_lane(bool transfers_only) {
-    ready_.clear();
-    for (size_t lane = 0; lane < heads_.size(); ++lane) {
+    now_.ready.clear();
+    for (size_t lane = 0; lane < now_.heads.size(); ++lane) {
       if (!is_ready(lane, transfers_only)) continue;
       if (num_workers_ == 1) return static_cast<int>(lane);
-      ready_.push_back(static_cast<int>(lane));
+      now_.ready.push_back(static_cast<int>(lane));
     }
-    if (ready_.size() < 2) return ready_.empty() ? -1 : ready_[0];
-    const std::optional<size_t> picked = runtime::observed_pick(pod_, ready_.size());
-    return ready_[picked.has_value() ? *picked : random_() % ready_.size()];
+    if (now_.ready.size() < 2) return now_.ready.empty() ? -1 : now_.ready[0];
+    const std::optional<size_t> picked = runtime::observed_pick(pod_, now_.ready.size());
+    return now_.ready[picked.has_value() ? *picked : random_() % now_.ready.size()];
   }
 
   base::Status wait_for_any() {
     const spec::Instance* first = nullptr;
-    for (size_t lane = 0; lane < heads_.size(); ++lane) {
+    for (size_t lane = 0; lane < now_.heads.size(); ++lane) {
       const spec::Instance* i = head(lane);
-      if (i != nullptr && deps_done(*i) && (first == nullptr || !heads_.is_transfer(lane))) first = i;
+      if (i != nullptr && deps_done(*i) && (first == nullptr || !now_.heads.is_transfer(lane))) first = i;
     }
     OVERLACE_ASSERT(first != nullptr);  // expand() gives a topological order, so one exists
     const auto unmet =
@@ -169,7 +189,7 @@ class CpuCall {
     // Once the named word has come, whatever is still missing is somebody else's: a timeout must name that one.
     const Errc code = runtime::poll_until(pod_, site_of(*unmet),
                                           [&] { return is_any_ready(/*transfers_only=*/false) || holds(*unmet); });
-    return wait_status(code, describe_wait(*first, *unmet));
+    return wait_status(code, [&] { return describe_wait(*first, *unmet); });
   }
 
   runtime::WaitSite site_of(const spec::ResolvedWait& wait) const {
@@ -195,9 +215,13 @@ class CpuCall {
                         program_.word_name(w.signal, w.slot), w.from);
   }
 
+  /// `what` says it in words where it failed.
+  template <class What>
+  base::Status wait_status(Errc code, const What& what) {
+    return code == Errc::ok ? base::Status() : wait_error(code, what());
+  }
   /// The runtime's first cause, and what this rank waited for.
-  base::Status wait_status(Errc code, const std::string& what) {
-    if (code == Errc::ok) return {};
+  base::Status wait_error(Errc code, const std::string& what) {
     const base::Status cause = runtime::cause_status(team_.runtime());
     if (cause.ok()) return base::error(code, "rank {}: {}", team_.rank(), what);
     return base::error(cause.code(), "{}; rank {} was at {}", cause.message(), team_.rank(), what);
@@ -205,23 +229,23 @@ class CpuCall {
 
   /// Runs the head of `lane`, which is ready.
   base::Status step(size_t lane) {
-    const Step now = *heads_.head(lane);
-    const int index = now.instance;
+    const Step step = *now_.heads.head(lane);
+    const int index = step.instance;
     const spec::Instance& i = instance(index);
     for (int d : i.deps) {
       // A finished dependency promises that its sources may be overwritten.
-      if (is_sent_[static_cast<size_t>(d)] == 0) continue;
-      OVERLACE_TRY(wait_status(flush(pod_), "flush before " + i.id(program_.schedule)));
-      std::fill(is_sent_.begin(), is_sent_.end(), 0);
+      if (now_.is_sent[static_cast<size_t>(d)] == 0) continue;
+      OVERLACE_TRY(wait_status(flush(pod_), [&] { return "flush before " + i.id(program_.schedule); }));
+      std::fill(now_.is_sent.begin(), now_.is_sent.end(), 0);
     }
-    int64_t& begin = began_[static_cast<size_t>(index)];
+    int64_t& begin = now_.began[static_cast<size_t>(index)];
     if (call_.trace != nullptr && begin == 0) begin = trace_wait(lane, i);
     const base::NvtxRange range = task_range(call_, i);
-    heads_.advance(lane);  // before the work: products may serve other lanes meanwhile
-    OVERLACE_TRY(execute(now.item < 0 ? i : prepared_.items[static_cast<size_t>(now.item)].tile, index, lane));
-    if (!heads_.is_last_of(index)) return {};
-    is_done_[static_cast<size_t>(index)] = 1;
-    ++num_done_;
+    now_.heads.advance(lane);  // before the work: products may serve other lanes meanwhile
+    OVERLACE_TRY(execute(step.item < 0 ? i : prepared_.items[static_cast<size_t>(step.item)].tile, index, lane));
+    if (!now_.heads.is_last_of(index)) return {};
+    now_.is_done[static_cast<size_t>(index)] = 1;
+    ++now_.num_done;
     if (call_.trace != nullptr) trace_work(i, begin);
     send_signals(i);
     return {};
@@ -240,7 +264,7 @@ class CpuCall {
           return base::Status();
         });
       case spec::Kind::barrier:
-        return wait_status(barrier(pod_), "barrier " + i.id(program_.schedule));
+        return wait_status(barrier(pod_), [&] { return "barrier " + i.id(program_.schedule); });
       case spec::Kind::tiles:
       case spec::Kind::reduce:
       case spec::Kind::pool:
@@ -261,7 +285,7 @@ class CpuCall {
   PartAccess part_access(const spec::Instance& i, int index, size_t lane) {
     PartAccess part;
     if (!is_part(program_.task(i))) return part;
-    part.sums = &sums_[lane];
+    part.sums = &now_.sums[lane];
     part.wait = [this, &i](bool previous) {
       for (const spec::ResolvedWait& w : i.waits)
         if (w.previous == previous) OVERLACE_TRY(wait_inside(i, w));
@@ -293,7 +317,7 @@ class CpuCall {
       }
       const Errc code =
           runtime::poll_until(pod_, site_of(w), [&] { return holds(w) || is_any_ready(/*transfers_only=*/true); });
-      OVERLACE_TRY(wait_status(code, describe_wait(i, w)));
+      OVERLACE_TRY(wait_status(code, [&] { return describe_wait(i, w); }));
     }
     return {};
   }
@@ -356,15 +380,15 @@ class CpuCall {
     put_2d(pod_, to.rank, symmetric_offset(call_, to),
            static_cast<size_t>(target.stride(0)) * dtype_bytes(target.dtype), rows.data, rows.pitch, rows.row_bytes,
            rows.rows);
-    is_unfenced_[static_cast<size_t>(to.rank)] = 1;
-    is_sent_[static_cast<size_t>(index)] = 1;
+    now_.is_unfenced[static_cast<size_t>(to.rank)] = 1;
+    now_.is_sent[static_cast<size_t>(index)] = 1;
   }
 
   void send_signals(const spec::Instance& i) {
     for (const spec::ResolvedSet& set : i.sets) {
-      if (is_unfenced_[static_cast<size_t>(set.at)] != 0) {
+      if (now_.is_unfenced[static_cast<size_t>(set.at)] != 0) {
         fence(pod_, set.at);
-        is_unfenced_[static_cast<size_t>(set.at)] = 0;
+        now_.is_unfenced[static_cast<size_t>(set.at)] = 0;
       }
       signal_add(pod_, set.at, program_.id(call_.copy, set.signal, set.slot), static_cast<uint32_t>(set.add));
     }
@@ -374,13 +398,13 @@ class CpuCall {
   int64_t trace_wait(size_t lane, const spec::Instance& i) {
     const std::string name = spec::lane_name(i.lane);
     const int64_t end = now_ns();
-    if (blocked_since_[lane] != 0 && !i.waits.empty()) {
+    if (now_.blocked_since[lane] != 0 && !i.waits.empty()) {
       base::Span span = wait_span(call_, i.waits.front(), name);
-      span.begin_ns = blocked_since_[lane];
+      span.begin_ns = now_.blocked_since[lane];
       span.end_ns = end;
       call_.trace->spans.push_back(std::move(span));
     }
-    blocked_since_[lane] = 0;
+    now_.blocked_since[lane] = 0;
     for (const spec::ResolvedWait& w : i.waits) {
       if (w.previous || w.from == team_.rank()) continue;
       call_.trace->arrows.push_back(
@@ -411,16 +435,8 @@ class CpuCall {
   uint64_t number_;
   const int num_workers_;
   std::minstd_rand random_;  // the adversary's; the explorer picks by its path
-  std::vector<int> ready_;
-  Heads heads_;
-  std::vector<int64_t> blocked_since_;  // per queue; 0: its head is not known to wait
-  size_t num_done_ = 0;
-  std::vector<char> is_done_, is_sent_;  // per instance; sent: its puts may still read their source
-  std::vector<int64_t> began_;           // per instance, in a trace
-  std::vector<char> is_unfenced_;        // per peer
-  // Of parts of a kernel: their body's sums, per queue, and what they put elsewhere.
-  std::vector<std::vector<char>> sums_;
-  std::deque<std::vector<char>> stored_;
+  Progress& now_;
+  std::vector<std::vector<char>> stored_;  // what parts of a kernel put elsewhere
 };
 
 class CpuExecutor final : public Executor {
@@ -487,7 +503,9 @@ class CpuExecutor final : public Executor {
 
  private:
   base::Status run_over_link(const Call& call) {
-    CpuCall run(channel_, call, *static_cast<CpuPrepared*>(call.program.prepared.get()), ++calls_);
+    auto& prepared = *static_cast<CpuPrepared*>(call.program.prepared.get());
+    TakenOut<Progress> progress(progress_);
+    CpuCall run(channel_, call, prepared, progress.value, ++calls_);
     if (call.trace == nullptr || link_ == nullptr) return run.run();
     call.trace->emulated = true;
     link_->start();
@@ -498,6 +516,7 @@ class CpuExecutor final : public Executor {
 
   Channel& channel_;
   Scratch scratch_;
+  Progress progress_;                // taken out while a call runs, as its bodies may make calls of this channel
   std::shared_ptr<LinkTrace> link_;  // null: no emulated link
   uint64_t calls_ = 0;
 };

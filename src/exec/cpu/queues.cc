@@ -29,25 +29,27 @@ Queues::Queues(const Program& program, const std::vector<spec::Item>& items)
   }
 }
 
-Heads::Heads(const Queues& queues, int workers)
-    : queues_(queues),
-      next_(queues.lanes.size()),
-      workers_(queues.list.empty() ? 0 : static_cast<size_t>(workers)),
-      left_(queues.num_steps) {}
+void Heads::start(const Queues& queues, int workers) {
+  queues_ = &queues;
+  next_.assign(queues.lanes.size(), 0);
+  workers_.assign(queues.list.empty() ? 0 : static_cast<size_t>(workers), Drawn{});
+  drawn_ = 0;
+  left_ = queues.num_steps;
+}
 
 const Step* Heads::head(size_t queue) {
   if (queue < next_.size()) {
-    const std::vector<Step>& steps = queues_.lanes[queue].steps;
+    const std::vector<Step>& steps = queues_->lanes[queue].steps;
     return next_[queue] < steps.size() ? &steps[next_[queue]] : nullptr;
   }
   Drawn& mine = workers_[queue - next_.size()];
   if (mine.begin == mine.end) {
-    if (drawn_ == queues_.list.size()) return nullptr;
+    if (drawn_ == queues_->list.size()) return nullptr;
     mine.begin = drawn_++;
-    while (drawn_ < queues_.list.size() && queues_.follows[drawn_] != 0) ++drawn_;
+    while (drawn_ < queues_->list.size() && queues_->follows[drawn_] != 0) ++drawn_;
     mine.end = drawn_;
   }
-  return &queues_.list[mine.begin];
+  return &queues_->list[mine.begin];
 }
 
 void Heads::advance(size_t queue) {

@@ -23,7 +23,7 @@ struct Lane {
   bool is_transfer = false;  // it copies, so it goes on while a body or a product runs
 };
 
-/// Of one rank and program: lanes without the instances that are drawn, and the list of these.
+/// The queues of one rank and program: lanes without the instances that are drawn, and the list of these.
 struct Queues {
   Queues() = default;
   Queues(const Program& program, const std::vector<spec::Item>& items);
@@ -40,10 +40,13 @@ bool is_transfer(const spec::Task& task);
 /// How far a call has come. Queues are numbered: lanes, then workers.
 class Heads {
  public:
-  Heads(const Queues& queues, int workers);
+  Heads() = default;
+  Heads(const Queues& queues, int workers) { start(queues, workers); }
+  /// A call, with the memory of the one before.
+  void start(const Queues& queues, int workers);
 
   size_t size() const { return next_.size() + workers_.size(); }
-  bool is_transfer(size_t queue) const { return queue < next_.size() && queues_.lanes[queue].is_transfer; }
+  bool is_transfer(size_t queue) const { return queue < next_.size() && queues_->lanes[queue].is_transfer; }
   /// The next step, null if there is none. A worker without one draws, and keeps what it has drawn.
   const Step* head(size_t queue);
   void advance(size_t queue);
@@ -54,7 +57,7 @@ class Heads {
   struct Drawn {
     size_t begin = 0, end = 0;
   };
-  const Queues& queues_;
+  const Queues* queues_ = nullptr;
   std::vector<size_t> next_;  // per lane
   std::vector<Drawn> workers_;
   size_t drawn_ = 0;  // of the list

@@ -45,7 +45,7 @@ class Scratch {
     blocks_.erase(found);
   }
 
-  /// Of all blocks.
+  /// The bytes of all blocks.
   size_t bytes() const {
     size_t sum = 0;
     for (const Block& block : blocks_) sum += block.bytes;

@@ -83,7 +83,7 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
 
 KernelContext kernel_context(Channel& channel, Program& program) {
   Shared& shared = *program.shared;
-  KernelContext out{.channel = channel, .schedule = program.schedule};
+  KernelContext out{.channel = channel, .schedule = program.schedule, .expansion = program.expansion};
   const spec::Schedule& schedule = program.schedule;
   for (size_t b = 0; b < schedule.buffers.size(); ++b) {
     if (schedule.buffers[b].space == spec::Space::symmetric)

@@ -27,7 +27,7 @@ struct Cells {
 };
 base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Team& team);
 
-/// Of a word in the private arrays: (id, the rank at its other end).
+/// The index of a word in the private arrays, whose dimensions are (id, the rank at its other end).
 size_t word_index(const TeamPod& pod, const Program& program, int copy, const Word& word);
 
 /// Without bindings.

@@ -325,7 +325,6 @@ base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
 base::Status CudaExecutor::retain(const Call& call, const std::function<std::shared_ptr<void>()>& hold) {
   DeviceScope scope(device_);
   follow_channel();
-  OVERLACE_TRY(check_operands(call, *static_cast<Prepared*>(call.program.prepared.get())));
   const base::Result<node::Capture> capture = node::capture_of(stream_);
   if (!capture.ok()) return capture.status();
   is_captured_ = static_cast<bool>(*capture);
@@ -336,18 +335,6 @@ base::Status CudaExecutor::retain(const Call& call, const std::function<std::sha
   }
   OVERLACE_TRY(node::retain(*capture, hold()));
   call.program.capture = capture->id;
-  return {};
-}
-
-/// What could only fail in the middle of the call.
-base::Status CudaExecutor::check_operands(const Call& call, const Prepared& prepared) const {
-  for (const auto& [name, dtype] : prepared.biases) {
-    const auto bound = call.bindings.find(name);
-    if (bound == call.bindings.end() || !bound->second.defined() || bound->second.dtype == dtype) continue;
-    return base::error(Errc::not_supported,
-                       "schedule {}: {} is {}, wanted {}, as the output; on GPUs a bias has its dtype",
-                       call.program.schedule.family, name, dtype_name(bound->second.dtype), dtype_name(dtype));
-  }
   return {};
 }
 

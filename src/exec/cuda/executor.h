@@ -39,17 +39,17 @@ struct Prepared {
   std::unique_ptr<NetRounds> net;  // null: nothing crosses to another host
   bool has_previous = false;
   std::optional<KernelContext> kernel;
-  int first_part = -1;                                // of the kernel, in `steps`: there it is launched
-  std::vector<std::pair<std::string, DType>> biases;  // arguments, with the only dtype that the GEMM takes
+  std::shared_ptr<void> kernel_state;  // KernelContext::of_schedule
+  int first_part = -1;                 // of the kernel, in `steps`: there it is launched
 };
 
-/// Of messages; no schedule has it.
+/// The lane of messages, which no schedule has.
 inline constexpr spec::Lane kNetLane{spec::Engine::nic, -1};
 inline constexpr const char* kNetLaneName = "net";
 
 inline bool is_sm(const spec::Lane& lane) { return lane.engine == spec::Engine::sm; }
 
-/// Of one traced instance: its stream has reached its waits, they are over, its work is done.
+/// The marks of a traced instance: its stream has reached its waits, they are over, its work is done.
 struct Marks {
   size_t reached = 0, begin = 0, end = 0;
 };
@@ -137,7 +137,6 @@ class CudaExecutor final : public Executor {
   base::Status send_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream);
   base::Status epilogue(const Call& call, Prepared& prepared);
   base::Status launch_waits(node::WaitList& list, cudaStream_t stream);
-  base::Status check_operands(const Call& call, const Prepared& prepared) const;
 
   /// A channel may be used from another stream; the runtime keeps its calls in order.
   void follow_channel() { stream_ = static_cast<cudaStream_t>(channel_.stream().cuda_stream); }
@@ -164,6 +163,7 @@ class CudaExecutor final : public Executor {
   std::multimap<size_t, void*> spare_;  // workspaces that were given back, by size
   size_t used_bytes_ = 0, spare_bytes_ = 0;
   std::unique_ptr<CublasLt> blas_;
+  std::shared_ptr<void> kernels_state_;  // KernelContext::of_channel
   LaneStreams lanes_;
   Recorder recorder_;
   bool is_traced_ = false;    // the call that is being queued

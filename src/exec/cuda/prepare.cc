@@ -18,22 +18,6 @@ bool writes_shared(const Program& program, const spec::Task& task) {
   });
 }
 
-/// Biases that cuBLASLt adds: it takes those of the output's dtype only.
-std::vector<std::pair<std::string, DType>> biases_of(const Program& program) {
-  std::vector<std::pair<std::string, DType>> out;
-  const std::vector<spec::Buffer>& buffers = program.schedule.buffers;
-  for (const spec::Instance& instance : program.expansion.instances) {
-    if (program.task(instance).kind != spec::Kind::gemm || instance.reads.size() != 3) continue;
-    if (instance.reads[2].empty() || instance.writes[0].empty()) continue;
-    const spec::Buffer& bias = buffers[static_cast<size_t>(instance.reads[2][0].buffer)];
-    const DType wanted = buffers[static_cast<size_t>(instance.writes[0][0].buffer)].dtype;
-    if (bias.space == spec::Space::argument) out.emplace_back(bias.name, wanted);
-  }
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
-  return out;
-}
-
 }  // namespace
 
 /// NOTE: by cudaMalloc, as NCCL reads and writes workspaces, between GPUs of one process directly, which memory of a
@@ -127,7 +111,6 @@ base::Status CudaExecutor::prepare(Program& program, const Bindings& bindings, c
   const std::vector<spec::Instance>& instances = program.expansion.instances;
   auto prepared = std::make_shared<Prepared>(instances.size());
   OVERLACE_TRY(prepare_steps(program, *prepared));
-  prepared->biases = biases_of(program);
   std::set<spec::Lane> copy_lanes;
   if (prepared->net != nullptr) copy_lanes.insert(kNetLane);
   for (size_t i = 0; i < instances.size(); ++i) {
@@ -185,6 +168,8 @@ base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies
   }
   prepared.first_part = first->instance;
   prepared.kernel.emplace(kernel_context(channel_, program));
+  prepared.kernel->of_schedule = &prepared.kernel_state;
+  prepared.kernel->of_channel = &kernels_state_;
   return bodies.kernel.prepare(*prepared.kernel);
 }
 

@@ -9,7 +9,7 @@
 #include "src/exec/onednn/api.h"
 
 extern "C" {
-// Of the OpenMP runtime that oneDNN was built with; absent in sequential and TBB builds.
+// Functions of the OpenMP runtime that oneDNN was built with; absent in sequential and TBB builds.
 int omp_get_max_threads(void) __attribute__((weak));
 void omp_set_num_threads(int) __attribute__((weak));
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/file.h"
 #include "src/base/npy.h"
 #include "src/gnn/parallel.h"
@@ -130,7 +131,7 @@ class Builder {
       return {};
     };
     OVERLACE_TRY(parallel_each(blocks_.num_blocks, thread_count(options_.threads), fill_block));
-    const int64_t sorts = (last - first + kVerticesPerBlock - 1) / kVerticesPerBlock;
+    const int64_t sorts = base::ceil_div(last - first, kVerticesPerBlock);
     return parallel_each(sorts, thread_count(options_.threads), [&](int64_t block, int) -> base::Status {
       const int64_t until = std::min(first + (block + 1) * kVerticesPerBlock, last);
       for (int64_t v = first + block * kVerticesPerBlock; v < until; ++v)

@@ -13,7 +13,7 @@ namespace overlace::gnn {
 /// changes; a change between the pages it does not see.
 base::Result<std::string> sampled_fingerprint(const std::string& directory, const std::vector<std::string>& files);
 
-/// Of fingerprint and sizes.
+/// The id of a dataset: a hash of its fingerprint and sizes.
 std::string dataset_id(const Description& description);
 
 }  // namespace overlace::gnn

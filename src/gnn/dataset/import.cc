@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/file.h"
 #include "src/base/npy.h"
 #include "src/gnn/dataset/csc_builder.h"
@@ -140,7 +141,7 @@ base::Result<EdgeBlocks> edges_of(const NpyFile& file) {
   const int64_t num_edges = array.elements / 2;
   const int64_t step = has_rows ? 1 : 2, second = has_rows ? num_edges : 1;
   const auto blocks = [&](auto values) {
-    return EdgeBlocks{(num_edges + kEdgesPerBlock - 1) / kEdgesPerBlock, [=](int64_t block, std::vector<Edge>* edges) {
+    return EdgeBlocks{base::ceil_div(num_edges, kEdgesPerBlock), [=](int64_t block, std::vector<Edge>* edges) {
                         const int64_t first = block * kEdgesPerBlock,
                                       last = std::min(first + kEdgesPerBlock, num_edges);
                         edges->resize(static_cast<size_t>(last - first));

@@ -35,6 +35,9 @@ struct DeviceGather {
 /// does not read, an `out` that lies in a source. not_supported: a peer that cannot be reached, a build without CUDA.
 base::Status queue_gather_rows(const DeviceGather& g, void* cuda_stream);
 
+/// Loads the kernels for the current device. Where they are loaded at the first launch it may wait for other streams.
+base::Status load_gather_kernels();
+
 /// The part of queue_gather_rows behind the checks that want no device (src/gnn/gather/cuda).
 base::Status launch_gather_rows(const DeviceGather& g, void* cuda_stream);
 

@@ -33,7 +33,7 @@ base::Result<GenerateOptions> like(std::string_view name);
 
 /// The edges alone.
 base::Result<EdgeBlocks> edge_blocks(const GenerateOptions& options);
-/// The community of each vertex; label = community mod classes. Of rmat, drawn evenly.
+/// The community of each vertex; label = community mod classes. With rmat it is drawn evenly.
 std::vector<int32_t> communities_of(const GenerateOptions& options);
 
 /// Makes `directory` and a dataset in it. invalid_argument with name and value before anything is written; a directory

@@ -54,6 +54,16 @@ Epoch::Epoch(EpochContext context, const std::vector<int64_t>& batches, int64_t 
     back.position = -1;
     items_.push_back(std::move(back));
   }
+  if (context_.device != nullptr) {
+    // Whoever begins has no use for outputs of before: what its stream still does with them comes first, and before
+    // that what the stream did that it had when it released them.
+    const auto take_back = [&](int event) -> base::Status {
+      OVERLACE_TRY(context_.device->wait(Lane::transfer, event));
+      return context_.device->record(Lane::caller, event);
+    };
+    for (int64_t i = 0; i < LoaderBuffers::kOutputs; ++i)
+      if (base::Status status = take_back(released_event(i)); !status.ok()) fail(std::move(status));
+  }
   try {
     for (const auto loop : {&Epoch::read_loop, &Epoch::verify_loop, &Epoch::gather_loop, &Epoch::admit_loop})
       threads_.emplace_back(&Epoch::run, this, loop);
@@ -62,18 +72,26 @@ Epoch::Epoch(EpochContext context, const std::vector<int64_t>& batches, int64_t 
   }
 }
 
-Epoch::~Epoch() {
+Epoch::~Epoch() { (void)end(); }
+
+base::Status Epoch::end() {
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
   }
   wake_all();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  if (context_.device == nullptr) return {};
+  base::Status status = context_.device->drain();
+  if (!status.ok()) fail(status);
+  return status;
 }
 
 void Epoch::run(void (Epoch::*loop)()) {
   if (loop != &Epoch::read_loop) yield_to_waker();
   try {
+    if (context_.device != nullptr) context_.device->enter().or_throw();
     (this->*loop)();
   } catch (...) {
     fail(base::status_of_current_exception());
@@ -102,27 +120,6 @@ bool Epoch::wait(std::unique_lock<std::mutex>& lock, std::condition_variable& mi
 
 void Epoch::before(Stage stage, int64_t item) const {
   if (context_.options.before) context_.options.before(stage, item);
-}
-
-std::span<std::byte> Epoch::slot(int64_t index) const {
-  const Item& item = items_[static_cast<size_t>(index)];
-  if (item.number >= 0) return context_.buffers.ring.slot(index);
-  return {context_.buffers.restore.data(), context_.buffers.restore.size()};
-}
-
-int64_t Epoch::ring_rows(const Item& item) const {
-  return std::ssize(item.view.rows) / row_bytes_ + std::ssize(item.view.pages) * context_.plan.page.rows;
-}
-
-/// A row of what an item has read: first those of its pack, then those of its pages.
-std::span<const std::byte> Epoch::row_of(const Item& item, int64_t index, uint32_t row) const {
-  const int64_t packed = std::ssize(item.view.rows) / row_bytes_;
-  const auto bytes = static_cast<size_t>(row_bytes_);
-  if (row < packed) return item.view.rows.subspan(row * bytes, bytes);
-  const PageShape& page = context_.plan.page;
-  const int64_t paged = row - packed;
-  const int64_t offset = context_.buffers.extent_room + paged / page.rows * page.bytes + paged % page.rows * row_bytes_;
-  return slot(index).subspan(static_cast<size_t>(offset), bytes);
 }
 
 /// R3, and one restore at a time.
@@ -274,12 +271,15 @@ base::Status Epoch::verify(int64_t index, bool has_pages) {
     auto view = open_extent(bytes, plan.limits(item.number), context_.packs->path());
     if (!view.ok()) return view.status();
     const int64_t blocks = reinterpret_cast<const std::byte*>(view->program.data()) - bytes.data() - kExtentPage;
+    const int64_t read = std::ssize(view->rows) / row_bytes_ + std::ssize(view->pages) * plan.page.rows;
+    const bool is_batch = item.number >= 0;
     if (std::ssize(view->program) > plan.most_rows || std::ssize(view->pages) > plan.most_pages ||
-        (item.number >= 0 && blocks > plan.most_block_bytes))
+        (is_batch && (blocks > plan.most_block_bytes || read > plan.max_ring_rows)))
       return base::error(Errc::corrupt,
-                         "{}: extent {}: {} rows, {} pages, {} bytes of blocks; wanted at most {}, {}, {}",
-                         context_.packs->path(), item.number, view->program.size(), view->pages.size(), blocks,
-                         plan.most_rows, plan.most_pages, plan.most_block_bytes);
+                         "{}: extent {}: {} rows, {} pages, {} bytes of blocks, {} rows read; wanted at most {}, {}, {}"
+                         ", {}",
+                         context_.packs->path(), item.number, view->program.size(), view->pages.size(), blocks, read,
+                         plan.most_rows, plan.most_pages, plan.most_block_bytes, plan.max_ring_rows);
     item.view = *view;
     return {};
   }
@@ -304,9 +304,10 @@ void Epoch::gather_loop() {
       const auto ready = [&] {
         if (item.state != State::ready) return false;
         if (item.number < 0) return admitted_ == i;
-        return admitted_ >= i - depth_ &&
-               (item.position < 0 || item.position - items_[static_cast<size_t>(item_of_[0])].position <
-                                         released_ + LoaderBuffers::kOutputs);
+        if (admitted_ < i - depth_) return false;
+        if (item.position < 0) return true;
+        const int64_t before = ordinal_of(item) - LoaderBuffers::kOutputs;  // what was in its output
+        return before < released_ && (before < 0 || gathered_ > item_of_[static_cast<size_t>(before)]);
       };
       if (!wait(lock, gatherer_, ready)) return;
     }
@@ -316,7 +317,8 @@ void Epoch::gather_loop() {
     {
       const std::lock_guard lock(mutex_);
       stats_.gather_s += seconds_since(begin);
-      ++gathered_;
+      ++queued_;
+      if (context_.device == nullptr) gathered_ = queued_;
     }
     caller_.notify_one();
     admitter_.notify_one();
@@ -324,78 +326,17 @@ void Epoch::gather_loop() {
   }
 }
 
-base::Status Epoch::gather(int64_t index) {
-  Item& item = items_[static_cast<size_t>(index)];
-  if (item.position < 0) return {};
-  const int64_t ordinal = item.position - items_[static_cast<size_t>(item_of_[0])].position;
-  const std::span<std::byte> out = context_.buffers.outputs.slot(ordinal);
-  const auto row_bytes = static_cast<size_t>(row_bytes_);
-  const auto depth = static_cast<uint32_t>(depth_);
-  int64_t rows[3] = {0, 0, 0};
-  std::byte* to = out.data();
-  for (size_t i = 0; i < item.view.program.size(); ++i, to += row_bytes) {
-    const uint32_t word = item.view.program[i], place = row_index(word);
-    ++rows[static_cast<size_t>(row_level(word))];
-    const std::byte* from = nullptr;
-    if (row_level(word) == RowLevel::ring) {
-      const int64_t source = index - ring_age(place, depth);
-      const uint32_t row = ring_row(place, depth);
-      // Earlier batches of the segment: a restore in between has no rows that a program names.
-      if (source < 0 || items_[static_cast<size_t>(source)].number < 0 ||
-          row >= ring_rows(items_[static_cast<size_t>(source)]))
-        return base::error(Errc::corrupt, "{}: extent {}: program[{}] is row {} of the batch {} before it",
-                           context_.packs->path(), item.number, i, row, index - source);
-      from = row_of(items_[static_cast<size_t>(source)], source, row).data();
-    } else {
-      const io::AlignedBuffer& cache = row_level(word) == RowLevel::gpu ? context_.buffers.gpu : context_.buffers.cpu;
-      from = cache.data() + place * row_bytes;
-    }
-    std::memcpy(to, from, row_bytes);
-  }
-  // Blocks, labels and ids lie one after the other; what points into the ring's slot shall point to the copy.
-  const std::byte* blocks = slot(index).data() + kExtentPage;
-  const auto bytes = static_cast<size_t>(reinterpret_cast<const std::byte*>(item.view.program.data()) - blocks);
-  std::byte* copy = out.data() + context_.buffers.rows_room;
-  std::memcpy(copy, blocks, bytes);
-  const auto moved = [&]<class T>(std::span<const T> values) {
-    const auto offset = reinterpret_cast<const std::byte*>(values.data()) - blocks;
-    return std::span<const T>(reinterpret_cast<const T*>(copy + offset), values.size());
-  };
-  const BatchView& b = item.view.batch;
-  const int64_t step = item.number % context_.plan.epoch_batches * context_.options.ranks + context_.options.rank;
-  item.out.number = step % context_.trace_batches;
-  item.out.is_repeated = step >= context_.trace_batches;
-  item.out.sampled_epoch = item.number / context_.plan.epoch_batches;
-  item.out.position = item.position;
-  item.out.rows = out.first(item.view.program.size() * row_bytes);
-  item.out.blocks = {moved(b.inputs), moved(b.reached), moved(b.indptr), moved(b.indices)};
-  item.out.labels = moved(item.view.labels);
-  const std::lock_guard lock(mutex_);
-  stats_.gpu_rows += rows[0];
-  stats_.cpu_rows += rows[1];
-  stats_.ring_rows += rows[2];
-  return {};
-}
-
-/// The CPU cache as the next segment begins with it; everything before is admitted.
-base::Status Epoch::restore(int64_t index) {
-  const Item& item = items_[static_cast<size_t>(index)];
-  if (item.place.bytes == 0) return {};
-  std::byte* cpu = context_.buffers.cpu.data();
-  const auto bytes = static_cast<size_t>(row_bytes_);
-  for (const SlotMove& move : item.view.moves)
-    if (move.from != move.to) std::memcpy(cpu + move.to * bytes, cpu + move.from * bytes, bytes);
-  for (const Admission& load : item.view.admissions)
-    std::memcpy(cpu + load.slot * bytes, item.view.rows.data() + load.ring_row * bytes, bytes);
-  return {};
-}
-
 void Epoch::admit_loop() {
   for (int64_t i = 0; i < std::ssize(items_); ++i) {
     const Item& item = items_[static_cast<size_t>(i)];
     {
       std::unique_lock lock(mutex_);
-      if (!wait(lock, admitter_, [&] { return gathered_ > i; })) return;
+      if (!wait(lock, admitter_, [&] { return queued_ > i; })) return;
+    }
+    if (context_.device != nullptr) {
+      const auto is_gathered = wait_for_gather(i);
+      if (!is_gathered.ok()) return fail(is_gathered.status());
+      if (!*is_gathered) return;
     }
     before(Stage::admit, i);
     const Clock::time_point begin = Clock::now();
@@ -415,13 +356,47 @@ void Epoch::admit_loop() {
   }
 }
 
+/// What the host does next writes over what a gather of the device reads. False where the epoch ends instead.
+base::Result<bool> Epoch::wait_for_gather(int64_t index) {
+  constexpr int64_t kLookMs = 20;
+  const int64_t number = items_[static_cast<size_t>(index)].number;
+  auto end = Clock::now() + std::chrono::seconds(base::env().timeout_s);
+  bool is_begun = number < 0;
+  for (bool is_reached = number < 0; !is_reached;) {  // a restore is done by the host
+    const auto looked = context_.device->reached(gathered_event(index), kLookMs);
+    if (!looked.ok()) return looked.status();
+    is_reached = *looked;
+    if (!is_reached && !is_begun) {
+      const auto begun = context_.device->reached(begun_event(index), 0);
+      if (!begun.ok()) return begun.status();
+      is_begun = *begun;
+      // How long the caller's stream takes is its own affair.
+      end = Clock::now() + std::chrono::seconds(base::env().timeout_s);
+    }
+    const std::lock_guard lock(mutex_);
+    waits_for_caller_ = !is_begun && !is_reached;
+    if (stops_) return false;
+    if (!is_reached && Clock::now() >= end)
+      return base::error(Errc::timeout, "batch {} was not gathered on its device within {} s", number,
+                         base::env().timeout_s);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    gathered_ = index + 1;
+  }
+  gatherer_.notify_one();
+  reader_.notify_one();
+  return true;
+}
+
 std::string Epoch::stuck() const {
   constexpr const char* kNames[] = {"a place in the ring",    "its extent", "its check", "its pages", "its pages",
                                     "the check of its pages", "its turn"};
-  if (gathered_ >= std::ssize(items_)) return "nothing";
-  const Item& item = items_[static_cast<size_t>(gathered_)];
-  return base::format("{} waits for {}, {} of {} batches before it are admitted", item.number,
-                      kNames[static_cast<size_t>(item.state)], admitted_, gathered_);
+  if (queued_ >= std::ssize(items_)) return "nothing";
+  const Item& item = items_[static_cast<size_t>(queued_)];
+  return base::format("{} waits for {}, {} of {} batches before it are admitted{}", item.number,
+                      kNames[static_cast<size_t>(item.state)], admitted_, queued_,
+                      waits_for_caller_ ? ", the caller's stream is still busy with a batch that was released" : "");
 }
 
 base::Result<std::optional<LoadedBatch>> Epoch::next() {
@@ -441,21 +416,26 @@ base::Result<std::optional<LoadedBatch>> Epoch::next() {
                                   LoaderBuffers::kOutputs - 1);
   const int64_t index = item_of_[static_cast<size_t>(delivered_)];
   const Clock::time_point begin = Clock::now();
-  if (!caller_.wait_for(lock, timeout, [&] { return stops_ || gathered_ > index; }))
+  if (!caller_.wait_for(lock, timeout, [&] { return stops_ || queued_ > index; }))
     return base::error(Errc::timeout, "batch {} did not come within {} s: batch {}",
                        items_[static_cast<size_t>(index)].number, base::env().timeout_s, stuck());
   stats_.waited_s += seconds_since(begin);
   OVERLACE_TRY(failure_);
+  if (context_.device != nullptr) OVERLACE_TRY(context_.device->wait(Lane::caller, gathered_event(index)));
   ++delivered_;
   ++stats_.batches;
   return std::optional<LoadedBatch>(items_[static_cast<size_t>(index)].out);
 }
 
 void Epoch::release() {
+  base::Status status;
   {
     const std::lock_guard lock(mutex_);
-    if (released_ < delivered_) ++released_;
+    if (released_ == delivered_) return;
+    if (context_.device != nullptr) status = context_.device->record(Lane::caller, released_event(released_));
+    ++released_;
   }
+  if (!status.ok()) return fail(std::move(status));
   gatherer_.notify_one();
 }
 

@@ -21,6 +21,7 @@ struct EpochContext {
   const LoaderOptions& options;
   LoaderBuffers& buffers;
   io::IoEngine& engine;
+  LoaderDevice* device;  // null: CPUs gather
   std::shared_ptr<io::File> packs, pages;
   int64_t trace_batches;  // of a sampled epoch, of all ranks
 };
@@ -31,14 +32,20 @@ struct EpochContext {
 ///   follows, once all before it are.
 /// - R2: an item is admitted once it is gathered.
 /// - R3: a slot is read into again once the item that was in it is admitted and the D items behind that are gathered.
-/// - R4: an output is written again once the consumer has released it.
+/// - R4: an output is written again once the consumer has released it and what was in it is gathered.
 /// - R5: batches leave in their sequence.
+/// A device is given the gather, which then waits there for the copy of what was read, and the copy for the trainer's
+/// stream to be done with the output; that stream waits for the gather. For R2 to R4 a batch is gathered once the
+/// device has reached the event behind it, at which the admitting thread looks.
 class Epoch {
  public:
   /// `batches`: from the beginning of a segment; the first `skipped` of them only bring the caches up to date.
   Epoch(EpochContext context, const std::vector<int64_t>& batches, int64_t skipped, int64_t first_position);
-  /// Stops all stages and waits for what the kernel has begun.
+  /// Stops all stages, as end() does.
   ~Epoch();
+  /// Stops all stages and waits for what the kernel has begun and what the device was given; fails where that takes too
+  /// long, and may then be called again.
+  base::Status end();
 
   base::Result<std::optional<LoadedBatch>> next();
   void release();
@@ -73,14 +80,29 @@ class Epoch {
 
   std::span<std::byte> slot(int64_t index) const;
   std::span<const std::byte> row_of(const Item& item, int64_t index, uint32_t row) const;
+  int64_t ordinal_of(const Item& item) const;
   int64_t ring_rows(const Item& item) const;
   bool may_read(int64_t index) const;
   bool begin_reads(std::unique_lock<std::mutex>& lock);
   void request_pages(int64_t index);
   void completed(const io::Completion& completion);
   base::Status verify(int64_t index, bool has_pages);
+  /// Calls take(level, item, row) for each input row: the item in whose ring it is, the row there or in its cache.
+  template <class Take>
+  base::Status each_row(int64_t index, const Take& take);
   base::Status gather(int64_t index);
+  base::Status gather_rows(int64_t index, std::byte* to);
+  base::Status gather_on_device(int64_t index, std::byte* arrays);
+  base::Status queue_ring(int64_t index);
+  void describe(int64_t index, const std::byte* rows, const std::byte* arrays);
   base::Status restore(int64_t index);
+  base::Result<bool> wait_for_gather(int64_t index);
+  /// Events: an item's rows are in the device's ring, it is gathered, the output that it takes was free; an output is
+  /// released.
+  int transferred_event(int64_t index) const { return static_cast<int>(index % slots_); }
+  int gathered_event(int64_t index) const { return static_cast<int>(slots_ + index % slots_); }
+  int begun_event(int64_t index) const { return static_cast<int>(2 * slots_ + index % slots_); }
+  int released_event(int64_t ordinal) const { return static_cast<int>(3 * slots_ + ordinal % LoaderBuffers::kOutputs); }
   std::string stuck() const;
 
   EpochContext context_;
@@ -89,13 +111,14 @@ class Epoch {
   std::vector<int64_t> item_of_;  // by batch that is delivered
 
   mutable std::mutex mutex_;
-  // Of each thread and the caller: whoever changes something wakes those whose turn it may make, and nobody else.
+  // One for each thread and the caller: whoever changes something wakes those whose turn it may make, and nobody else.
   std::condition_variable reader_, verifier_, gatherer_, admitter_, caller_;
   bool stops_ = false, reader_has_ended_ = false;
+  bool waits_for_caller_ = false;  // a device, to write over what the caller's stream still reads
   base::Status failure_;
-  int64_t next_read_ = 0, gathered_ = 0, admitted_ = 0;  // items
-  int64_t last_restore_ = -1;                            // that was read
-  int64_t delivered_ = 0, released_ = 0;                 // batches
+  int64_t next_read_ = 0, queued_ = 0, gathered_ = 0, admitted_ = 0;  // items; queued: to be gathered by a device
+  int64_t last_restore_ = -1;                                         // that was read
+  int64_t delivered_ = 0, released_ = 0;                              // batches
   LoaderStats stats_;
   io::EngineStats before_;
   std::vector<std::thread> threads_;

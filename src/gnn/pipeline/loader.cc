@@ -58,6 +58,7 @@ base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory,
   loader->options_.packs = entry->name;
   loader->options_.rank = entry->rank;
   loader->options_.ranks = entry->ranks;
+  loader->device_ = std::move(loader->options_.device);
   OVERLACE_TRY(loader->allocate());
   OVERLACE_TRY(loader->load_caches());
   return loader;
@@ -71,20 +72,28 @@ Loader::~Loader() = default;
 base::Status Loader::allocate() {
   const PackPlan& p = plan_;
   const int64_t slots = 2 * int64_t{p.depth} + 2;
+  const bool is_on_device = device_ != nullptr;
   buffers_.extent_room = io::round_up(std::max(p.largest_extent(), kExtentPage), io::kPageBytes);
-  buffers_.rows_room = io::round_up(p.most_rows * p.row_bytes, io::kPageBytes);
+  buffers_.room = output_room({p.most_rows, p.most_block_bytes}, p.row_bytes, is_on_device, !p.start.cpu.empty());
   const int64_t slot = buffers_.extent_room + io::round_up(p.most_pages * p.page.bytes, io::kPageBytes);
-  const int64_t output =
-      std::max(buffers_.rows_room + io::round_up(p.most_block_bytes, io::kPageBytes), io::kPageBytes);
+  bytes_.is_on_device = is_on_device;
   bytes_.gpu_cache = std::ssize(p.start.gpu) * p.row_bytes;
   bytes_.cpu_cache = p.start.cpu.empty() ? 0 : (std::ssize(p.start.cpu) + 1) * p.row_bytes;
   bytes_.ring = slots * slot;
   bytes_.restore = p.largest_restore();
-  bytes_.outputs = LoaderBuffers::kOutputs * output;
-  const std::string list = base::format(
-      "{} bytes: hot rows {}, CPU cache {}, ring of {} batches {}, restore {}, {} outputs {}", bytes_.total(),
-      bytes_.gpu_cache, bytes_.cpu_cache, slots, bytes_.ring, bytes_.restore, LoaderBuffers::kOutputs, bytes_.outputs);
-  if (options_.memory_bytes > 0 && bytes_.total() > options_.memory_bytes)
+  bytes_.outputs = LoaderBuffers::kOutputs * buffers_.room.host;
+  if (is_on_device) {
+    bytes_.device_ring = slots * p.max_ring_rows * p.row_bytes;
+    bytes_.device_outputs = LoaderBuffers::kOutputs * buffers_.room.device;
+  }
+  std::string list =
+      base::format("{} bytes: hot rows {}, CPU cache {}, ring of {} batches {}, restore {}, {} outputs {}",
+                   bytes_.host(), is_on_device ? 0 : bytes_.gpu_cache, bytes_.cpu_cache, slots, bytes_.ring,
+                   bytes_.restore, LoaderBuffers::kOutputs, bytes_.outputs);
+  if (is_on_device)
+    list += base::format("; and {} of the GPU: its cache {}, ring {}, outputs {}", bytes_.device(), bytes_.gpu_cache,
+                         bytes_.device_ring, bytes_.device_outputs);
+  if (options_.memory_bytes > 0 && bytes_.host() > options_.memory_bytes)
     return base::error(Errc::out_of_memory,
                        "{}: packs {} were planned for {}; memory_bytes is {}. Pack again with smaller caches: "
                        "overlace gnn pack {} --cpu-cache ...",
@@ -95,32 +104,55 @@ base::Status Loader::allocate() {
     *out = std::move(*buffer);
     return {};
   };
-  OVERLACE_TRY(take(bytes_.gpu_cache, &buffers_.gpu));
+  if (!is_on_device) OVERLACE_TRY(take(bytes_.gpu_cache, &buffers_.gpu));
   OVERLACE_TRY(take(bytes_.cpu_cache, &buffers_.cpu));
   OVERLACE_TRY(take(bytes_.restore, &buffers_.restore));
   auto ring = io::Ring::make(slots, slot);
   if (!ring.ok()) return ring.status();
   buffers_.ring = std::move(*ring);
-  auto outputs = io::Ring::make(LoaderBuffers::kOutputs, output);
+  auto outputs = io::Ring::make(LoaderBuffers::kOutputs, buffers_.room.host);
   if (!outputs.ok()) return outputs.status();
   buffers_.outputs = std::move(*outputs);
-  return {};
+  return is_on_device ? allocate_on_device(list) : base::Status();
+}
+
+base::Status Loader::allocate_on_device(const std::string& list) {
+  for (const auto& [bytes, to] : {std::pair{bytes_.gpu_cache, &buffers_.device_cache},
+                                  {bytes_.device_ring, &buffers_.device_ring},
+                                  {bytes_.device_outputs, &buffers_.device_outputs}}) {
+    const auto memory = device_->allocate(bytes);
+    if (!memory.ok() && memory.status().code() == Errc::out_of_memory)
+      return base::error(Errc::out_of_memory,
+                         "{}: packs {} were planned for {}; {} bytes are not to be had. Pack again with smaller caches:"
+                         " overlace gnn pack {} --gpu-cache ...",
+                         directory_, options_.packs, list, bytes, directory_);
+    if (!memory.ok()) return memory.status();
+    *to = *memory;
+  }
+  for (const std::span<std::byte> memory :
+       {std::span(buffers_.cpu.data(), buffers_.cpu.size()), buffers_.ring.memory(), buffers_.outputs.memory()})
+    OVERLACE_TRY(device_->pin(memory));
+  buffers_.device_row.resize(plan_.start.gpu.size());
+  return device_->make_events(static_cast<int>(3 * buffers_.ring.slots() + LoaderBuffers::kOutputs));
 }
 
 /// Rows of the caches from the hot file, which has them by vertex.
 base::Status Loader::load_caches() {
   const int64_t row = plan_.row_bytes;
-  std::vector<std::pair<uint32_t, std::byte*>> places;
-  for (size_t i = 0; i < plan_.start.gpu.size(); ++i)
-    places.push_back({plan_.start.gpu[i], buffers_.gpu.data() + static_cast<int64_t>(i) * row});
-  for (size_t i = 0; i < plan_.start.cpu.size(); ++i)
-    places.push_back({plan_.start.cpu[i], buffers_.cpu.data() + static_cast<int64_t>(i) * row});
+  const bool is_on_device = device_ != nullptr;
+  struct Place {
+    uint32_t vertex, index;  // in its cache
+    bool is_cpu;
+  };
+  std::vector<Place> places;
+  for (uint32_t i = 0; i < plan_.start.gpu.size(); ++i) places.push_back({plan_.start.gpu[i], i, false});
+  for (uint32_t i = 0; i < plan_.start.cpu.size(); ++i) places.push_back({plan_.start.cpu[i], i, true});
   cache_at_ = kNowhere;  // until the rows are known to be right
   if (places.empty()) {
     cache_at_ = 0;
     return {};
   }
-  std::sort(places.begin(), places.end());
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.vertex < b.vertex; });
   const std::string path = PackFiles::path(directory_, PackFile::hot, options_.packs);
   const auto file = engine_->open_file(path, io::FileMode::read);
   if (!file.ok()) return file.status();
@@ -129,13 +161,30 @@ base::Status Loader::load_caches() {
   auto buffer = io::AlignedBuffer::allocate(static_cast<size_t>(io::round_up(at_once * row, io::kPageBytes)));
   if (!buffer.ok()) return buffer.status();
   uint32_t sum = 0;
+  int64_t on_device = 0;
+  std::vector<std::byte> sent;  // rows of the GPU's cache among those read at once
   for (int64_t first = 0; first < std::ssize(places); first += at_once) {
     const int64_t count = std::min(at_once, std::ssize(places) - first);
     OVERLACE_TRY(engine_->read(*file, first * row, count * row, {buffer->data(), buffer->size()}, 0));
     OVERLACE_TRY(engine_->settle());
     sum = base::crc32c({buffer->data(), static_cast<size_t>(count * row)}, sum);
-    for (int64_t i = 0; i < count; ++i)
-      std::memcpy(places[static_cast<size_t>(first + i)].second, buffer->data() + i * row, static_cast<size_t>(row));
+    sent.clear();
+    const int64_t begin = on_device;
+    for (int64_t i = 0; i < count; ++i) {
+      const Place& place = places[static_cast<size_t>(first + i)];
+      const std::byte* from = buffer->data() + i * row;
+      if (is_on_device && !place.is_cpu) {
+        buffers_.device_row[place.index] = static_cast<uint32_t>(on_device++);
+        sent.insert(sent.end(), from, from + row);
+        continue;
+      }
+      const io::AlignedBuffer& cache = place.is_cpu ? buffers_.cpu : buffers_.gpu;
+      std::memcpy(cache.data() + place.index * row, from, static_cast<size_t>(row));
+    }
+    if (sent.empty()) continue;
+    const int64_t bytes = std::ssize(sent);
+    OVERLACE_TRY(device_->copy(Lane::transfer, buffers_.device_cache + begin * row, sent.data(), bytes, bytes, 1));
+    OVERLACE_TRY(device_->drain());
   }
   if (sum != plan_.hot_sum)
     return base::error(Errc::corrupt, "{}: checksum is {}, wanted {}", path, sum, plan_.hot_sum);
@@ -148,7 +197,10 @@ base::Status Loader::start(int64_t epoch, int64_t position) {
   if (epoch < 0 || position < 0 || position > steps)
     return base::invalid_argument("epoch is {} and position {}, wanted both at least 0 and position at most {}", epoch,
                                   position, steps);
-  if (epoch_) cache_at_ = epoch_->is_over() ? cache_after_ : kNowhere;
+  if (epoch_) {
+    cache_at_ = epoch_->is_over() ? cache_after_ : kNowhere;
+    OVERLACE_TRY(epoch_->end());  // its memory is written from here on
+  }
   epoch_.reset();
   const bool is_cycle = plan_.order.order == BatchOrder::fixed;
   const int64_t own = is_cycle ? epoch % std::max<int64_t>(plan_.sampled_epochs(), 1) * steps : 0;
@@ -173,14 +225,24 @@ base::Status Loader::start(int64_t epoch, int64_t position) {
     cache_after_ = is_cycle ? (own + steps) % nb : 0;
   }
   cache_at_ = kNowhere;
-  epoch_ = std::make_unique<Epoch>(EpochContext{plan_, options_, buffers_, *engine_, packs_, pages_, trace_batches_},
-                                   batches, skipped, position);
+  epoch_ = std::make_unique<Epoch>(
+      EpochContext{plan_, options_, buffers_, *engine_, device_.get(), packs_, pages_, trace_batches_}, batches,
+      skipped, position);
   return {};
 }
 
 base::Result<std::optional<LoadedBatch>> Loader::next() {
   if (!epoch_) return base::invalid_argument("loader: next() before start(), wanted: start() first");
   return epoch_->next();
+}
+
+std::span<const std::byte> Loader::outputs() const {
+  if (device_ != nullptr) return {buffers_.device_outputs, static_cast<size_t>(bytes_.device_outputs)};
+  return buffers_.outputs.memory();
+}
+
+void Loader::use_stream(void* stream) {
+  if (device_ != nullptr) device_->set_caller(stream);
 }
 
 void Loader::release() {

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "src/base/status.h"
+#include "src/gnn/pipeline/loader_device.h"
+#include "src/gnn/pipeline/output.h"
 #include "src/gnn/sample/trace.h"
 #include "src/gnn/store/artefact.h"
 #include "src/io/alignment.h"
@@ -29,13 +31,21 @@ struct LoaderOptions {
   uint64_t order_seed = 0;      // of the sequence of segments or batches
   int64_t memory_bytes = 0;     // that may be taken at open; 0: no limit
   io::EngineOptions io = {};
+  /// Blocks of the device's kernel at most where rows come over the link, so that it leaves the rest of the device to
+  /// who trains. Each has 16 KiB under way.
+  int gather_ctas = 64;
+  /// Rows of the GPU's cache lie there and batches are gathered there; null: by CPUs, in memory of the host.
+  std::shared_ptr<LoaderDevice> device = {};
   std::function<void(Stage stage, int64_t item)> before = {};  // tests delay a stage with it; any thread
 };
 
-/// Bytes of what a loader allocates at open.
+/// Bytes of what a loader allocates at open. gpu_cache is memory of the device where there is one, else of the host.
 struct LoaderBytes {
   int64_t gpu_cache = 0, cpu_cache = 0, ring = 0, restore = 0, outputs = 0;
-  int64_t total() const { return gpu_cache + cpu_cache + ring + restore + outputs; }
+  int64_t device_ring = 0, device_outputs = 0;
+  bool is_on_device = false;
+  int64_t host() const { return (is_on_device ? 0 : gpu_cache) + cpu_cache + ring + restore + outputs; }
+  int64_t device() const { return is_on_device ? gpu_cache + device_ring + device_outputs : 0; }
 };
 
 struct LoaderStats {
@@ -45,24 +55,30 @@ struct LoaderStats {
   double waited_s = 0;                                              // that next() waited
 };
 
-/// Valid until it is released.
+/// Valid until it is released. With a loader on a device `rows` and what follows it there lie in the device's memory.
 struct LoadedBatch {
   int64_t number = 0;               // in the trace of its sampled epoch
   int64_t sampled_epoch = 0;        // 0 for all splits but train
   bool is_repeated = false;         // a batch of the first ranks once more, so that all ranks do as many steps
   int64_t position = 0;             // in the training epoch
+  BatchView blocks;                 // of the host
+  std::span<const int32_t> labels;  // of the host: of the seeds, -1: none
   std::span<const std::byte> rows;  // (input rows, row_bytes), in the order of blocks.inputs
-  BatchView blocks;
-  std::span<const int32_t> labels;  // of the seeds, -1: none
+  /// What trainers take: vertex of each row; (2, edges), from and to; class of each seed.
+  std::span<const int64_t> ids, edges, classes;
+  int64_t bytes = 0;  // from the first row to behind `classes`: one piece of memory
 };
 
 /// Memory of a loader, allocated once.
 struct LoaderBuffers {
   static constexpr int64_t kOutputs = 3;
-  io::Ring ring, outputs;  // of extents with their pages; of gathered rows with blocks
+  io::Ring ring, outputs;  // of extents with their pages; of what consumers get, or a device on their behalf
   io::AlignedBuffer restore, gpu, cpu;
   int64_t extent_room = 0;  // of a slot of the ring, in front of its pages
-  int64_t rows_room = 0;    // of an output, in front of its blocks
+  OutputRoom room;          // of an output
+  // Memory of the device, where there is one; its ring has as many slots, of the rows that an item has read.
+  std::byte *device_cache = nullptr, *device_ring = nullptr, *device_outputs = nullptr;
+  std::vector<uint32_t> device_row;  // of each row of the GPU's cache: there they lie by vertex, as in their file
 };
 
 class Epoch;
@@ -83,6 +99,8 @@ class Loader {
   const std::string& packs() const { return options_.packs; }
   const LoaderBytes& bytes() const { return bytes_; }
 
+  /// Where the consumer's memory is: rows and arrays of all batches lie in it.
+  std::span<const std::byte> outputs() const;
   /// Batches of a training epoch.
   int64_t num_batches() const { return plan_.epoch_batches; }
   /// Begins a training epoch at the batch of this position; one that is under way ends. What comes is a function of
@@ -90,6 +108,10 @@ class Loader {
   /// the order `fixed`, whose cache goes through all E in a row, batches before this one are read again unless the
   /// epoch before has just ended.
   base::Status start(int64_t epoch, int64_t position = 0);
+  /// Sets the stream that uses batches of a loader on a device from now on. next() lets it wait for the batch, the host
+  /// does not; what it was given before release() or start() still reads the batch. Another stream is set behind the
+  /// release() of all that the one before reads, or behind start(), and in front of next().
+  void use_stream(void* stream);
   /// The next batch; nothing at the end. Waits; timeout names the stage that it waits for. invalid_argument: as many
   /// batches as there are outputs are not released.
   base::Result<std::optional<LoadedBatch>> next();
@@ -101,6 +123,7 @@ class Loader {
  private:
   Loader(std::string directory, LoaderOptions options);
   base::Status allocate();
+  base::Status allocate_on_device(const std::string& list);
   base::Status load_caches();
 
   std::string directory_;
@@ -110,6 +133,7 @@ class Loader {
   int64_t trace_batches_ = 1;  // of a sampled epoch, of all ranks
   LoaderBytes bytes_;
   LoaderBuffers buffers_;
+  std::shared_ptr<LoaderDevice> device_;  // goes before the memory that it has pinned
   std::shared_ptr<io::File> packs_, pages_;
   std::unique_ptr<io::IoEngine> engine_;
   static constexpr int64_t kNowhere = -1;

@@ -22,7 +22,7 @@ struct EpochRates {
 /// invalid_argument names the rate that is not positive, or is below 0 where 0 has a meaning.
 base::Status check(const EpochRates& rates);
 
-/// Of one item, each stage alone. A restore is trained on by nobody.
+/// Times of one item, each stage alone. A restore is trained on by nobody.
 struct ItemTimes {
   double read_us = 0, check_us = 0;       // of its extent
   double page_us = 0, page_check_us = 0;  // of its pages, which are asked for once the extent is checked

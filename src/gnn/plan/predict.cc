@@ -4,21 +4,24 @@
 
 #include "src/base/ceil_div_pod.h"
 #include "src/gnn/pack/extent.h"
+#include "src/gnn/pipeline/output.h"
 
 namespace overlace::gnn {
 namespace {
 
-constexpr int64_t kOutputs = 3;  // matrices of gathered rows: filled, waiting, in use
+constexpr int64_t kOutputs = 3;  // filled, waiting, in use
 
 LoaderMemory memory_of(const Prediction& p) {
   const int64_t row = p.options.row_bytes, cpu_rows = std::ssize(p.plan.start.cpu);
-  const int64_t ring = (2 * int64_t{p.options.depth} + 2) * (p.largest_extent + p.most_page_bytes);
+  const int64_t slots = 2 * int64_t{p.options.depth} + 2;
+  const OutputRoom room = output_room({p.most_rows, p.most_block_bytes}, row, true, cpu_rows > 0);
   LoaderMemory memory;
   memory.gpu_cache = std::ssize(p.plan.start.gpu) * row;
-  memory.gpu_ring = ring;
-  memory.gpu_outputs = kOutputs * p.most_rows * row;
+  memory.gpu_ring = slots * p.plan.counts.max_ring_rows * row;
+  memory.gpu_outputs = kOutputs * room.device;
   memory.cpu_cache = cpu_rows == 0 ? 0 : (cpu_rows + 1) * row;  // and the spare slot of restores
-  memory.cpu_ring = ring + p.largest_restore;
+  memory.cpu_ring = slots * (p.largest_extent + p.most_page_bytes) + p.largest_restore;
+  memory.cpu_outputs = kOutputs * room.host;
   return memory;
 }
 
@@ -69,8 +72,10 @@ base::Result<Prediction> predict(const InputTrace& trace, const LevelOptions& op
   if (!page.ok()) return page.status();
   int64_t extents = 0;
   auto plan = plan_levels(trace, options, [&](int64_t b, const BatchPlan& batch) {
-    const int64_t bytes = extent_layout(counts_of(trace.batch(b), batch), options.row_bytes).bytes;
+    const ExtentLayout layout = extent_layout(counts_of(trace.batch(b), batch), options.row_bytes);
+    const int64_t bytes = layout.bytes;
     extents += bytes;
+    out.most_block_bytes = std::max(out.most_block_bytes, layout.block_bytes());
     out.largest_extent = std::max(out.largest_extent, bytes);
     out.most_page_bytes = std::max(out.most_page_bytes, std::ssize(batch.pages) * page->bytes);
     out.most_rows = std::max<int64_t>(out.most_rows, std::ssize(batch.program));

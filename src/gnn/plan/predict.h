@@ -9,13 +9,14 @@
 
 namespace overlace::gnn {
 
-/// Memory that a loader takes when it opens, in bytes. ring: R = 2 D + 2 buffers, each for the largest extent and the
-/// pages of a batch, and one for the largest restore; outputs: three matrices of the rows of the largest batch.
+/// Memory that a loader on a GPU takes when it opens, in bytes; one on CPUs takes all caches and outputs of the host.
+/// Rings have R = 2 D + 2 buffers: the CPU's for the largest extent and the pages of a batch, and one for the largest
+/// restore, the GPU's for the rows that a batch has read. Outputs: three, of the rows and arrays of the largest batch.
 struct LoaderMemory {
   int64_t gpu_cache = 0, gpu_ring = 0, gpu_outputs = 0;
-  int64_t cpu_cache = 0, cpu_ring = 0;
+  int64_t cpu_cache = 0, cpu_ring = 0, cpu_outputs = 0;
   int64_t gpu() const { return gpu_cache + gpu_ring + gpu_outputs; }
-  int64_t cpu() const { return cpu_cache + cpu_ring; }
+  int64_t cpu() const { return cpu_cache + cpu_ring + cpu_outputs; }
 };
 
 /// What a loader does for one item of its sequence: a batch, or the restore behind a segment (or behind a sampled epoch
@@ -35,8 +36,9 @@ struct Prediction {
   int64_t bytes_to_gpu = 0;    // by a training epoch: extents and pages, and rows of the CPU cache
   int64_t largest_extent = 0;  // of a batch
   int64_t largest_restore = 0;
-  int64_t most_page_bytes = 0;  // pages of one batch
-  int64_t most_rows = 0;        // input rows of one batch
+  int64_t most_page_bytes = 0;   // pages of one batch
+  int64_t most_rows = 0;         // input rows of one batch
+  int64_t most_block_bytes = 0;  // blocks, labels and ids of one batch
   LoaderMemory memory;
   std::vector<ItemBytes> items;  // batches in their numbers' order
 };

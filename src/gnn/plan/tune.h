@@ -34,7 +34,7 @@ struct Tuned {
 /// candidate, no rank.
 base::Result<std::vector<Tuned>> tune(std::span<const InputTrace* const> ranks,
                                       const std::vector<FitRequest>& candidates, const EpochRates& rates, int threads);
-/// Of one rank.
+/// Fits the candidates to a single rank and orders them.
 base::Result<std::vector<Tuned>> tune(const InputTrace& trace, const std::vector<FitRequest>& candidates,
                                       const EpochRates& rates, int threads);
 

@@ -21,7 +21,7 @@ class TraceSelection final : public InputTrace {
   /// the trace once more, so that all ranks do as many steps. invalid_argument: a rank outside [0, num_ranks).
   static base::Result<TraceSelection> of_rank(const InputTrace& trace, int rank, int num_ranks);
 
-  /// Of a batch of this trace: the trace it is from and its number there.
+  /// Where a batch of this trace is from: the trace and its number there.
   std::pair<const InputTrace*, int64_t> source(int64_t batch) const { return sources_[static_cast<size_t>(batch)]; }
 
   int64_t num_vertices() const override { return num_vertices_; }

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/crc32c.h"
 #include "src/base/file.h"
 #include "src/gnn/pack/files.h"
@@ -197,7 +198,7 @@ base::Result<PackPlan> open_plan(const std::string& directory, const Manifest& m
   if (!plan.ok()) return plan;
   if (base::crc32c(bytes) != entry.plan_sum || plan->generation != generation_of(manifest, *trace, entry))
     return base::error(Errc::stale, "{}: made for another dataset, trace or request than the manifest names", path);
-  const int64_t steps = (trace->batches + entry.ranks - 1) / entry.ranks;
+  const int64_t steps = base::ceil_div(trace->batches, entry.ranks);
   const int64_t batches = steps * (entry.split == Split::train ? entry.epochs : 1);
   if (plan->num_vertices != manifest.num_vertices || plan->row_bytes != manifest.row_bytes ||
       plan->num_batches() != batches || plan->epoch_batches != steps)

@@ -21,7 +21,7 @@
 
 namespace overlace::gnn {
 
-/// Of a long step: what is done now, and how much of it, 0 to 1. May throw, which ends the step.
+/// The progress of a long step: what is done now, and how much of it, 0 to 1. May throw, which ends the step.
 using StepProgress = std::function<void(std::string_view what, double share)>;
 
 /// Whoever changes an artefact holds its lock; it goes with the process.
@@ -58,12 +58,12 @@ class ArtefactTrace {
 /// of one rank.
 class SelectedTrace {
  public:
-  /// As ArtefactTrace::open of each trace; corrupt where one is missing or has another number of batches than the
+  /// Opens each trace by ArtefactTrace::open; corrupt where one is missing or has another number of batches than the
   /// first.
   static base::Result<SelectedTrace> open(const std::string& directory, const Manifest& manifest,
                                           const PackEntry& packs, bool is_whole);
   const InputTrace& trace() const { return *joined_; }
-  /// Of a sampled epoch, for this rank.
+  /// Batches of a sampled epoch, for this rank.
   int64_t epoch_batches() const { return parts_.front()->num_batches(); }
 
  private:
@@ -105,8 +105,8 @@ struct ArtefactPackRequest {
 
 /// Packs all that is sampled for one order and number of ranks. What was packed before with the same request stays; a
 /// run that was killed goes on where it was, and the files are the same for any number of runs. io where the disk has
-/// not enough room, before the first byte. Of a dry run the manifest that it would come to; sizes of plan files are not
-/// known then.
+/// not enough room, before the first byte. A dry run gives the manifest that it would come to; sizes of plan files are
+/// not known then.
 base::Result<Manifest> pack_artefact(const Dataset& dataset, const std::string& directory,
                                      const ArtefactPackRequest& request);
 

@@ -75,6 +75,9 @@ class CpuDevice final : public Device {
     return block;
   }
   void free(void* block) override { std::free(block); }
+  Result<void*> alloc_host(int64_t bytes, std::string_view what) override { return alloc(bytes, what); }
+  void free_host(void* block) override { free(block); }
+  Result<std::unique_ptr<CopyLane>> make_copy_lane(int) override { return std::unique_ptr<CopyLane>(); }
   Status upload(const void* host, void* device, int64_t bytes) override { return copy(host, device, bytes); }
   Status download(const void* device, void* host, int64_t bytes) override { return copy(device, host, bytes); }
   Status copy(const void* from, void* to, int64_t bytes) override {
@@ -132,6 +135,7 @@ class CpuDevice final : public Device {
   }
 
   Status attention(const AttentionArgs& args) override { return cpu::attention(args); }
+  std::string attention_by() const override { return "cpu"; }
 
   Status activation(const ActivationArgs& args) override {
     const int64_t n = args.out.dim(1), n_in = args.in.dim(1);

@@ -6,6 +6,7 @@
 #include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "src/base/log.h"
+#include "src/model/cuda/copy_lane.h"
 #include "src/model/cuda/cudnn_attention.h"
 #include "src/model/cuda/kernels.h"
 
@@ -20,8 +21,11 @@ const void* data_or_null(const TensorView& t) { return t.defined() ? t.data : nu
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(cudaStream_t stream, std::unique_ptr<CudnnAttention> attention)
-      : stream_(stream), attention_(std::move(attention)) {}
+  CudaDevice(Channel& channel, std::unique_ptr<CudnnAttention> attention)
+      : device_(channel.team().runtime().device()),
+        stream_(static_cast<cudaStream_t>(channel.stream().cuda_stream)),
+        timeout_ms_(channel.team().runtime().options().timeout_ms),
+        attention_(std::move(attention)) {}
 
   base::Result<void*> alloc(int64_t bytes, std::string_view what) override {
     void* block = nullptr;
@@ -32,6 +36,19 @@ class CudaDevice final : public Device {
     return block;
   }
   void free(void* block) override { (void)cudaFree(block); }
+  base::Result<void*> alloc_host(int64_t bytes, std::string_view what) override {
+    void* block = nullptr;
+    if (cudaError_t e = cudaHostAlloc(&block, static_cast<size_t>(bytes > 0 ? bytes : 16), cudaHostAllocDefault);
+        e != cudaSuccess) {
+      (void)cudaGetLastError();
+      return base::error(Errc::out_of_memory, "{}: cudaHostAlloc of {} bytes: {}", what, bytes, cudaGetErrorString(e));
+    }
+    return block;
+  }
+  void free_host(void* block) override { (void)cudaFreeHost(block); }
+  base::Result<std::unique_ptr<CopyLane>> make_copy_lane(int events) override {
+    return make_cuda_copy_lane(device_, stream_, events, timeout_ms_);
+  }
 
   base::Status upload(const void* host, void* device, int64_t bytes) override {
     OVERLACE_TRY(check(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
@@ -105,6 +122,7 @@ class CudaDevice final : public Device {
                                  .window = a.window,
                                  .dtype = h.qkv.dtype};
       const base::Status done = attention_->run(shape, q, k, v, a.out.data, stream_);
+      attention_by_ = attention_->version();
       if (done.ok() || done.code() != Errc::not_supported) return done;
       base::warn_once("model", done.message() + "; the plain kernel is used");
     }
@@ -122,8 +140,10 @@ class CudaDevice final : public Device {
                                  .out_pitch = a.out.stride(0),
                                  .window = a.window,
                                  .dtype = h.qkv.dtype};
+    attention_by_ = "plain kernel";
     return launch_attention(p, stream_);
   }
+  std::string attention_by() const override { return attention_by_; }
 
   base::Status activation(const ActivationArgs& a) override {
     switch (a.kind) {
@@ -140,8 +160,11 @@ class CudaDevice final : public Device {
   }
 
  private:
+  int device_;
   cudaStream_t stream_;
+  int64_t timeout_ms_;                         // of waits of the host
   std::unique_ptr<CudnnAttention> attention_;  // null: the plain kernel
+  std::string attention_by_;                   // the last one
 };
 
 }  // namespace
@@ -150,9 +173,8 @@ base::Result<std::unique_ptr<Device>> make_cuda_device(Channel& channel) {
   OVERLACE_TRY(check(cudaSetDevice(channel.team().runtime().device()), "cudaSetDevice"));
   base::Result<std::unique_ptr<CudnnAttention>> attention = CudnnAttention::open();
   if (!attention.ok()) base::warn_once("model", attention.status().message() + "; attention uses the plain kernel");
-  auto* stream = static_cast<cudaStream_t>(channel.stream().cuda_stream);
   return std::unique_ptr<Device>(std::make_unique<CudaDevice>(
-      stream, attention.ok() ? std::move(attention).value() : std::unique_ptr<CudnnAttention>()));
+      channel, attention.ok() ? std::move(attention).value() : std::unique_ptr<CudnnAttention>()));
 }
 
 }  // namespace overlace::model

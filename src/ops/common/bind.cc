@@ -195,6 +195,7 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
   op.activation = args.activation;
   op.fields = args.fields;
   bool is_known[3] = {}, has_input = false, has_output = false, has_layout = false;
+  TensorView mine;  // the rows that are exchanged; data has none, so that its shape poses nothing
   for (size_t i = 0; i < def.args.size(); ++i) {
     const Arg& arg = def.args[i];
     const TensorView& t = args.tensors[i];
@@ -204,6 +205,7 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
     if (is_given && !std::exchange(has_input, true)) op.dtype = t.dtype;
     if (arg.role == Role::output && !std::exchange(has_output, true)) op.out_dtype = t.dtype;
     if (arg.role != Role::input && arg.role != Role::output) continue;
+    if (i == 0) mine = t;
     if (arg.has_layout && !std::exchange(has_layout, true)) op.b_layout = layout_of(t);
     const spec::ArgShape shape = spec::shape_of(arg, op.exchange);
     for (const int side : {0, 1}) {
@@ -214,7 +216,7 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
     }
   }
   if (def.pose != nullptr) def.pose(&op);
-  if (def.flow.exchanges && op.exchange == spec::Exchange::rows) op.m = rows_in_all(op, args.tensors.front());
+  if (def.flow.exchanges && op.exchange == spec::Exchange::rows) op.m = rows_in_all(op, mine);
   return op;
 }
 

@@ -2,27 +2,34 @@
 
 #include "overlace/runtime.h"
 #include "overlace/team.h"
-#include "src/ops/gemm_core/cpu.h"
+#include "src/ops/fused/cpu.h"
 #include "src/ops/reduce/bodies.h"
 #if defined(OVERLACE_HAS_CUDA)
 #include "src/ops/embedding_a2a/pool.h"
-#include "src/ops/gemm_core/fused.h"
+#include "src/ops/fused/fused.h"
 #endif
 
 namespace overlace::ops {
 
 const exec::Bodies& bodies(const Channel& channel) {
   static const exec::Bodies cpu = {
-      .by_kind = {{spec::Kind::reduce, reduce_on_cpu}, {spec::Kind::tiles, gemm_core::tiles_on_cpu}}};
+      .by_kind = {{spec::Kind::reduce, reduce_on_cpu}, {spec::Kind::tiles, fused::tiles_on_cpu}}};
 #if defined(OVERLACE_HAS_CUDA)
   static const exec::Bodies gpu = {.by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
-                                   .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused,
-                                              gemm_core::copy_rows_out, gemm_core::keeps_memory, gemm_core::is_loaded}};
+                                   .kernel = {fused::prepare_fused, fused::launch_fused, fused::copy_rows_out,
+                                              fused::keeps_memory, fused::is_loaded}};
   if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
 #else
   (void)channel;
 #endif
   return cpu;
+}
+
+base::Status check_computes(const Channel& channel, const spec::OperatorDef& def) {
+  if (channel.team().runtime().backend() != Backend::cuda_peer || def.compute == nullptr || def.pools_on_gpus)
+    return {};
+  return base::error(Errc::not_supported, "{}: the operator computes on CPU ranks only, wanted backend cpu; rank {}",
+                     def.name, channel.team().rank());
 }
 
 base::Result<exec::Bodies> bodies_of([[maybe_unused]] Channel& channel, const spec::OperatorDef& def,

@@ -4,7 +4,7 @@
 
 #include "overlace/runtime.h"
 #include "overlace/team.h"
-#include "src/ops/gemm_core/choose.h"
+#include "src/ops/fused/choose.h"
 #include "src/runtime/state.h"
 #include "src/spec/names.h"
 #include "src/spec/operators.h"
@@ -32,18 +32,6 @@ Extent extent_of(const TensorView& t) {
   e.pitch = static_cast<uintptr_t>(outer * bytes(t.dtype));
   e.row_bytes = static_cast<uintptr_t>((last - inner + 1) * bytes(t.dtype));
   return e;
-}
-
-bool overlap(const TensorView& a, const TensorView& b) {
-  if (a.numel() == 0 || b.numel() == 0) return false;
-  const Extent x = extent_of(a), y = extent_of(b);
-  if (x.end <= y.begin || y.end <= x.begin) return false;
-  if (x.pitch == 0 || x.pitch != y.pitch) return true;
-  // Column slices of one matrix: compare their places in the row.
-  const auto pitch = static_cast<intptr_t>(x.pitch);
-  const intptr_t signed_distance = static_cast<intptr_t>(y.begin - x.begin) % pitch;
-  const uintptr_t distance = static_cast<uintptr_t>(signed_distance < 0 ? signed_distance + pitch : signed_distance);
-  return distance < x.row_bytes || distance + y.row_bytes > x.pitch;
 }
 
 std::string strides_of(const TensorView& t) {
@@ -182,13 +170,30 @@ base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, con
     return refuse(site, "bias must have the dtype of {} ({}) or of {} ({}), got {}", out.name,
                   dtype_name(out.view.dtype), in.name, dtype_name(in.view.dtype), dtype_name(bias.dtype));
   }
+  if (site.is_gpu && bias.dtype != out.view.dtype) {
+    return base::error(Errc::not_supported,
+                       "{}: bias is {}, wanted {}, as {}: on GPUs it has the dtype of the result; rank {}", site.op,
+                       dtype_name(bias.dtype), dtype_name(out.view.dtype), out.name, site.rank);
+  }
   if (n > 1 && bias.stride(0) != 1) return refuse(site, "bias must be contiguous, got stride {}", bias.stride(0));
   return check_memory(site, {"bias", bias});
 }
 
+bool shares_memory(const TensorView& one, const TensorView& other) {
+  if (one.numel() == 0 || other.numel() == 0) return false;
+  const Extent x = extent_of(one), y = extent_of(other);
+  if (x.end <= y.begin || y.end <= x.begin) return false;
+  if (x.pitch == 0 || x.pitch != y.pitch) return true;
+  // Column slices of one matrix: compare their places in the row.
+  const auto pitch = static_cast<intptr_t>(x.pitch);
+  const intptr_t signed_distance = static_cast<intptr_t>(y.begin - x.begin) % pitch;
+  const uintptr_t distance = static_cast<uintptr_t>(signed_distance < 0 ? signed_distance + pitch : signed_distance);
+  return distance < x.row_bytes || distance + y.row_bytes > x.pitch;
+}
+
 base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others) {
   for (const Named& other : others) {
-    if (!site.looks_at_memory || !other.view.defined() || !overlap(out.view, other.view)) continue;
+    if (!site.looks_at_memory || !shares_memory(out.view, other.view)) continue;
     return refuse(site, "{} {} must not share memory with {} {}", out.name, out.view.shape(), other.name,
                   other.view.shape());
   }
@@ -274,40 +279,37 @@ base::Status check_supported(const Channel& channel, const spec::Schedule& sched
                          schedule.op, schedule.family, task.id, team.name(), team.rank());
     }
   }
-  return gemm_core::needs_instance(schedule) ? gemm_core::check_fused(channel, schedule) : base::Status();
+  return fused::needs_instance(schedule) ? fused::check_fused(channel, schedule) : base::Status();
 }
 
-base::Status check_kernel_operands(const Channel& channel, const spec::Schedule& schedule,
-                                   const std::vector<Named>& operands) {
-  const Site site = site_of(channel, schedule.op);
-  if (!site.is_gpu || !gemm_core::needs_instance(schedule)) return {};
-  for (const Named& t : operands) {
-    if (t.view.numel() == 0) continue;
-    const int outer = t.view.stride(0) == 1 && t.view.dim(1) > 1 ? 1 : 0;
-    const auto address = reinterpret_cast<uintptr_t>(t.view.data) % 16;
-    if (address == 0 && (t.view.dim(outer) <= 1 || t.view.stride(outer) % 8 == 0)) continue;
-    return base::error(Errc::not_supported,
-                       "{}: schedule {}: no kernel for {} at an address {} past a multiple of 16, rows {} elements "
-                       "apart; wanted: a multiple of 16, of 8 elements; rank {}",
-                       site.op, schedule.family, t.name, address, t.view.stride(outer), site.rank);
-  }
-  return {};
+base::Status check_kernel_operand(const Site& site, const Named& t, const spec::Schedule& schedule) {
+  if (t.view.numel() == 0) return {};
+  const int outer = t.view.stride(0) == 1 && t.view.dim(1) > 1 ? 1 : 0;
+  const auto address = reinterpret_cast<uintptr_t>(t.view.data) % 16;
+  if (address == 0 && (t.view.dim(outer) <= 1 || t.view.stride(outer) % 8 == 0)) return {};
+  return base::error(Errc::not_supported,
+                     "{}: schedule {}: no kernel for {} at an address {} past a multiple of 16, rows {} elements "
+                     "apart; wanted: a multiple of 16, of 8 elements; rank {}",
+                     site.op, schedule.family, t.name, address, t.view.stride(outer), site.rank);
 }
 
 spec::BLayout layout_of(const TensorView& b) { return b.stride(0) == 1 ? spec::BLayout::nk : spec::BLayout::kn; }
 
-TensorView stored_b(const TensorView& b, const spec::Schedule& schedule) {
+bool stores_nk(const spec::Schedule& schedule) {
   const auto layout = schedule.params.find("b_layout");
-  const bool nk = layout != schedule.params.end() && layout->second == spec::Param(std::string("nk"));
-  return nk ? b.transposed() : b;
+  return layout != schedule.params.end() && layout->second == spec::Param(std::string("nk"));
 }
 
-std::string agreement(const spec::OpSpec& op, std::string_view dims) {
-  std::string out = base::format("{} {} G {} {} -> {}, rows {}", op.op, dims, op.ranks, dtype_name(op.dtype),
-                                 dtype_name(op.out_dtype), join(op.row_offsets));
-  if (!op.splits.empty()) out += base::format(", splits {}", join(op.splits));
-  if (op.exchange != spec::Exchange::rows) out += base::format(", {}", spec::name_of(op.exchange));
-  if (!op.blocks.empty()) out += base::format(", blocks {}", join(op.blocks));
+std::string agreement(const spec::OperatorDef& def, const spec::OpSpec& op) {
+  std::string out = op.op;
+  for (const auto& [name, value] : {std::pair{"M", op.m}, std::pair{"N", op.n}, std::pair{"K", op.k}})
+    if (name != def.local_param) out += base::format(" {} {}", name, value);
+  out += base::format(" G {} {} -> {}, rows {}", op.ranks, dtype_name(op.dtype), dtype_name(op.out_dtype),
+                      join(spec::row_offsets(op)));
+  const bool has_rows = op.exchange == spec::Exchange::rows;
+  if (has_rows && spec::exchanges(op.op)) out += base::format(", splits {}", join(spec::splits(op)));
+  if (!has_rows) out += base::format(", {}", spec::name_of(op.exchange));
+  if (op.blocks.size() > 1) out += base::format(", blocks {}", join(op.blocks));
   for (const auto& [name, value] : op.fields) out += base::format(", {} {}", name, spec::text_of(value));
   return out;
 }

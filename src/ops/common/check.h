@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "overlace/channel.h"
+#include "overlace/operator.h"
 #include "overlace/schedule.h"
 #include "overlace/tensor.h"
 #include "src/base/status.h"
@@ -51,8 +52,10 @@ base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_
 base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like, std::string_view depth);
 /// b (k, n) with an even n.
 base::Status check_pairs(const Site& site, const Named& b);
-/// (n) of the dtype of one of two others; undefined passes.
+/// (n) of the dtype of one of two others, on GPUs of `out`, else not_supported; undefined passes.
 base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in);
+/// Whether two tensors have an element in common; an undefined one has none.
+bool shares_memory(const TensorView& one, const TensorView& other);
 /// `out` shares no element with any of `others`; undefined ones pass.
 base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others);
 /// G + 1 ascending entries from 0 to m, or empty.
@@ -60,22 +63,22 @@ base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets
 
 /// The schedule was made for this problem, whichever way b is stored; plan_mismatch with both values otherwise.
 base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule);
-/// The same with the layout of b.
+/// The schedule was made for this problem, with the layout of b too.
 base::Status check_made_for(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule);
 /// The schedule's layout of b is one that b fits.
 base::Status check_stored(const Site& site, const TensorView& b, const spec::Schedule& schedule);
 /// not_supported with the task and the reason where this team cannot run the schedule: bodies that the operator does
 /// not bring, fused kernels that are not compiled for it, collectives without an engine.
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule);
-/// On GPUs, of a schedule with a fused kernel: not_supported names the operand whose place no kernel can load or store.
-base::Status check_kernel_operands(const Channel& channel, const spec::Schedule& schedule,
-                                   const std::vector<Named>& operands);
+/// What a fused kernel loads or stores on a GPU: not_supported names an operand whose place no kernel can.
+base::Status check_kernel_operand(const Site& site, const Named& operand, const spec::Schedule& schedule);
 /// K contiguous (a transposed weight) or N contiguous.
 spec::BLayout layout_of(const TensorView& b);
-/// The binding of buffer "B": (N, K) or (K, N) as the schedule stores it.
-TensorView stored_b(const TensorView& b, const spec::Schedule& schedule);
+/// Whether the schedule stores b as (N, K): then that is the binding of buffer "B".
+bool stores_nk(const spec::Schedule& schedule);
 
-/// "gemm_rs M 8 N 4 G 2 fp32 -> fp32, rows 3 5": what must be equal on all ranks. `dims` names it.
-std::string agreement(const spec::OpSpec& op, std::string_view dims);
+/// "gemm_rs M 8 N 4 G 2 fp32 -> fp32, rows 0 3 8": what must be equal on all ranks. The schedule of a call says as
+/// much: what may be written in two ways is in one here.
+std::string agreement(const spec::OperatorDef& def, const spec::OpSpec& op);
 
 }  // namespace overlace::ops

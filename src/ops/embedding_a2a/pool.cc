@@ -56,7 +56,7 @@ PoolBounds bounds_of(const spec::Schedule& schedule) {
   return PoolBounds::none;
 }
 
-/// Of the rank, from the schedule's tables.
+/// Features of the rank, from the schedule's tables.
 std::vector<PoolFeature> features_of(const spec::Schedule& schedule, int rank, int64_t* first) {
   const auto table = [&](const char* name) -> const std::vector<int64_t>& {
     return schedule.tables.find(name)->second;

@@ -77,7 +77,7 @@ __device__ __forceinline__ PoolGroup<T, kCount> load_group(const T* from) {
   }
 }
 
-/// As CPU ranks do in fp64: a product and a sum, each rounded.
+/// Adds a product as CPU ranks do in fp64: a product and a sum, each rounded.
 __device__ __forceinline__ double add_product(double factor, double value, double sum) {
   return __dadd_rn(sum, __dmul_rn(factor, value));
 }

@@ -14,7 +14,7 @@ base::Status check_dtype(const Site& site, const Named& t, DType want);
 /// (experts, rows, cols): each matrix as check_matrix, any stride between them.
 base::Status check_stack(const Site& site, const Named& t, int64_t experts, int64_t rows, int64_t cols);
 
-/// Of Placement: `given`, or floor(r E / R) where it is empty.
+/// Placement::begin: `given`, or floor(r E / R) where it is empty.
 std::vector<int64_t> begin_of(const std::vector<int64_t>& given, int64_t num_experts, int ranks);
 /// Whose experts are where; `expert_begin` may be empty.
 base::Status check_experts(const Site& site, int64_t num_experts, const std::vector<int64_t>& expert_begin, int ranks,

@@ -41,7 +41,7 @@ void round_row(const double* sum, int64_t count, const TensorView& dst, int64_t 
   for (int64_t j = 0; j < count; ++j) base::store_element(dst.data, dst.dtype, first + j, sum[j]);
 }
 
-/// Of pairs of columns: in place, into the first half.
+/// Makes one column of each pair: in place, into the first half.
 template <class Acc>
 void swiglu(Acc* sum, int64_t count) {
   for (int64_t j = 0; j < count / 2; ++j) sum[j] = sum[2 * j] / (1 + std::exp(-sum[2 * j])) * sum[2 * j + 1];

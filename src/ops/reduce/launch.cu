@@ -83,6 +83,10 @@ base::Status launch_reduce(const ReduceLaunch& a) {
   if (dtype_bytes(from) == 2 && to != from && to != DType::fp32) {
     return base::error(Errc::not_supported, "reduce: no kernel from {} to {}", dtype_name(from), dtype_name(to));
   }
+  if (a.bias.defined() && a.bias.dtype != to && a.bias.dtype != from) {
+    return base::error(Errc::not_supported, "reduce: bias is {}, wanted {} or {}", dtype_name(a.bias.dtype),
+                       dtype_name(from), dtype_name(to));
+  }
   cudaError_t e = cudaSuccess;
   switch (from) {
     case DType::fp64:

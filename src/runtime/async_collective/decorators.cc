@@ -83,7 +83,7 @@ class Paced final : public Decorator {
   }
 
  private:
-  /// Of a ticket that is complete inside. The link takes tickets in their order, each from when all ranks were there.
+  /// When a ticket complete inside is due. The link takes tickets in their order, each from when all ranks were there.
   int64_t due_of(Ticket ticket) {
     const std::lock_guard lock(mutex_);
     while (!waiting_.empty() && waiting_.begin()->first <= ticket.number) {

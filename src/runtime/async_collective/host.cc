@@ -1,3 +1,5 @@
+#include "src/runtime/async_collective/host.h"
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -46,7 +48,7 @@ struct Said {
 };
 static_assert(sizeof(Said) == 64);
 
-class HostCollective final : public AsyncCollective {
+class HostCollective final : public runtime::HostTransport {
  public:
   HostCollective(Bootstrap& bootstrap, const HostCollectiveOptions& options)
       : rank_(bootstrap.rank()), size_(bootstrap.size()), default_timeout_ms_(options.runtime.timeout_ms) {
@@ -108,10 +110,12 @@ class HostCollective final : public AsyncCollective {
     wait(ticket, default_timeout_ms_);
   }
 
-  void wait(Ticket ticket, int64_t timeout_ms) override {
+  void wait(Ticket ticket, int64_t timeout_ms) override { finish_wait(ticket, timeout_ms, timeout_ms); }
+
+  void finish_wait(Ticket ticket, int64_t timeout_ms, int64_t left_ms) override {
     std::unique_lock lock(mutex_);
     const auto has_ended = [&] { return num_ended_ >= ticket.number || (!failure_.ok() && !is_working_); };
-    bool is_in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), has_ended);
+    bool is_in_time = changed_.wait_for(lock, std::chrono::milliseconds(left_ms), has_ended);
     const int awaited = is_in_time || agent_ == nullptr ? -1 : agent_->waits_for.load(std::memory_order_relaxed);
     // The worker's own deadline may be over at the same moment: its error names who is missing, once it is told.
     if (!is_in_time && is_working_ && awaited < 0) is_in_time = changed_.wait_for(lock, kTelling, has_ended);
@@ -382,7 +386,7 @@ class HostCollective final : public AsyncCollective {
   bool is_open_ = false, is_stopped_ = false, has_ended_ = false;
   Status failure_;  // the first, of all tickets that have not completed
   int64_t default_timeout_ms_;
-  // Of the worker; others read the first three, with the mutex.
+  // State of the worker; others read the first three, with the mutex.
   Runtime* runtime_ = nullptr;
   runtime::CpuAgent* agent_ = nullptr;
   runtime::SignsOfLife* signs_ = nullptr;
@@ -397,8 +401,32 @@ class HostCollective final : public AsyncCollective {
 
 }  // namespace
 
-std::unique_ptr<AsyncCollective> open_host_collective(Bootstrap& bootstrap, const HostCollectiveOptions& options) {
+std::unique_ptr<runtime::HostTransport> runtime::open_host_transport(Bootstrap& bootstrap,
+                                                                     const HostCollectiveOptions& options) {
   return std::make_unique<HostCollective>(bootstrap, options);
 }
+
+std::unique_ptr<AsyncCollective> open_host_collective(Bootstrap& bootstrap, const HostCollectiveOptions& options) {
+  if (options.device < 0) return runtime::open_host_transport(bootstrap, options);
+  if (!device_transports().host)
+    throw_error(Errc::not_supported,
+                "collective host of device memory: this build has no CUDA (OVERLACE_CUDA=OFF, or nvcc was not found); "
+                "supported: memory of the host");
+  return runtime::stage_collective(runtime::open_host_transport(bootstrap, options), options);
+}
+
+#ifndef OVERLACE_HAS_CUDA
+DeviceTransports device_transports() { return {}; }
+
+std::unique_ptr<AsyncCollective> runtime::stage_collective(std::unique_ptr<HostTransport> host,
+                                                           const HostCollectiveOptions&) {
+  return host;  // nobody asks: device_transports()
+}
+
+std::unique_ptr<AsyncCollective> open_nccl_collective(Bootstrap&, const NcclCollectiveOptions&) {
+  throw_error(Errc::not_supported,
+              "collective nccl: this build has no CUDA (OVERLACE_CUDA=OFF, or nvcc was not found); supported: host");
+}
+#endif
 
 }  // namespace overlace

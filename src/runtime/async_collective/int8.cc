@@ -7,7 +7,15 @@
 #include <limits>
 #include <vector>
 
-namespace overlace::runtime {
+#include "src/base/ceil_div_pod.h"
+
+namespace overlace {
+
+size_t wire_bytes(const Bucket& bucket) {
+  return bucket.residual == nullptr ? bucket.count * dtype_bytes(bucket.dtype) : runtime::int8_bytes(bucket.count);
+}
+
+namespace runtime {
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7fffffffu, kTooLarge = 0x7f000000u;  // bits of 2^127
@@ -70,7 +78,7 @@ void unpack_int8(const char* packed, size_t count, float* values) {
 
 void all_reduce_int8(NetEngine& net, int rank, int size, float* data, float* residual, size_t count) {
   if (size == 1 || count == 0) return;
-  const size_t n = static_cast<size_t>(size), own = static_cast<size_t>(rank), part = (count + n - 1) / n;
+  const size_t n = static_cast<size_t>(size), own = static_cast<size_t>(rank), part = base::ceil_div(count, n);
   const size_t bytes = int8_bytes(part);
   const auto begin_of = [&](size_t peer) { return std::min(count, peer * part); };
   const auto length_of = [&](size_t peer) { return begin_of(peer + 1) - begin_of(peer); };
@@ -102,4 +110,5 @@ void all_reduce_int8(NetEngine& net, int rank, int size, float* data, float* res
     unpack_int8(came.data() + peer * bytes, length_of(peer), data + begin_of(peer));
 }
 
-}  // namespace overlace::runtime
+}  // namespace runtime
+}  // namespace overlace

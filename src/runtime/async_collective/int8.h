@@ -5,11 +5,12 @@
 
 #include "overlace/async_collective.h"
 #include "overlace/net_engine.h"
+#include "src/base/ceil_div_pod.h"
 
 namespace overlace::runtime {
 
 /// Bytes of `count` values: blocks of a scale (fp32) and up to 256 values of a byte.
-constexpr size_t int8_bytes(size_t count) { return count + (count + kInt8Block - 1) / kInt8Block * sizeof(float); }
+constexpr size_t int8_bytes(size_t count) { return count + base::ceil_div(count, kInt8Block) * sizeof(float); }
 
 /// Writes int8_bytes(count) to `packed`, and what these leave out of `values` to `left`: a value is what is unpacked
 /// plus what is left, exactly. A block with a value that is not finite, or of 2^127 and more, unpacks as NaN and leaves

@@ -26,7 +26,7 @@ class SignsOfLife {
   /// Any thread. Ranks that do not answer within kPatience and have not aborted or left either; returns as soon as
   /// there are none.
   std::vector<int> missing();
-  /// The same in words, "; no sign of life: rank 3, 5"; empty where all answer.
+  /// What missing() gives in words, "; no sign of life: rank 3, 5"; empty where all answer.
   std::string missing_text();
   static constexpr std::chrono::milliseconds kPatience{600};
 

@@ -19,7 +19,7 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 int launch(int n, const std::vector<std::string>& argv, const std::function<Variables(int rank)>& additions = {},
            int* first_failed = nullptr);
 
-/// The same with forked copies of this process: each runs `child` and ends with the status that it returns.
+/// What launch() does, with forked copies of this process: each runs `child` and ends with the status that it returns.
 /// `launch_socket`: for launcher_bootstrap. `tick` runs in the parent about every 50 ms and at the end.
 int launch_forked(int n, const std::function<int(int rank, const std::string& launch_socket)>& child,
                   const std::function<void()>& tick = {}, int* first_failed = nullptr);

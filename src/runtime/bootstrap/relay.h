@@ -91,7 +91,7 @@ class RelayThread {
 base::Result<std::unique_ptr<Bootstrap>> relay_bootstrap(const std::string& name, const std::string& token, int rank,
                                                          int size, int64_t timeout_ms,
                                                          const std::string& server = "the launcher");
-/// The same over a connection that is there.
+/// Joins as relay_bootstrap() does, over a connection that is there.
 base::Result<std::unique_ptr<Bootstrap>> join_relay(UniqueFd fd, const std::string& name, const std::string& token,
                                                     int rank, int size, int64_t deadline_ns, const std::string& server);
 

@@ -25,7 +25,7 @@ std::string random_token();
 bool is_equal_secret(std::span<const std::byte> given, std::span<const std::byte> wanted);
 bool is_equal_secret(std::string_view given, std::string_view wanted);
 
-/// Of OVERLACE_SECRET: invalid_argument unless it is long enough to be one. The words never show it.
+/// Checks OVERLACE_SECRET: invalid_argument unless it is long enough to be one. The words never show it.
 base::Status check_secret(std::string_view text);
 
 }  // namespace overlace::runtime

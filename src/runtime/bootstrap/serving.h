@@ -13,7 +13,7 @@ namespace overlace::runtime {
 class ServingBootstrap final : public Bootstrap {
  public:
   explicit ServingBootstrap(std::unique_ptr<RelayServer> server) : thread_(std::move(server)) {}
-  /// Of the address that the server listens on.
+  /// Joins as rank 0. `name`: the address that the server listens on.
   base::Status join(const std::string& name, const std::string& token, int size, int64_t timeout_ms) {
     base::Result<std::unique_ptr<Bootstrap>> client = relay_bootstrap(name, token, 0, size, timeout_ms, "rank 0");
     if (!client.ok()) return client.status();

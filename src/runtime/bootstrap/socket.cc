@@ -48,7 +48,7 @@ struct Address {
 
 bool is_tcp(const std::string& name) { return name.rfind(kTcp, 0) == 0; }
 
-/// Of "tcp:HOST:PORT"; HOST may be a name. Only IPv4.
+/// The address of "tcp:HOST:PORT"; HOST may be a name. Only IPv4.
 base::Result<sockaddr_in> resolve(const std::string& name) {
   const size_t begin = sizeof kTcp - 1, colon = name.rfind(':');
   const std::string host = name.substr(begin, colon - begin), port = name.substr(colon + 1);

@@ -39,7 +39,7 @@ struct PeerCredentials {
 base::Result<UniqueFd> listen_on(const std::string& name, int type, bool* in_use = nullptr);
 /// Tries again until somebody listens. bootstrap with the reason; timeout where TCP got no answer at all.
 base::Result<UniqueFd> connect_to(const std::string& name, int type, int64_t deadline_ns);
-/// Of the process at the other end, as the kernel says.
+/// Credentials of the process at the other end, as the kernel says.
 base::Result<PeerCredentials> credentials_of(int fd);
 /// The other end may be any process that reaches this host: TCP, of which the kernel knows no uid.
 bool is_open_to_strangers(int fd);
@@ -55,7 +55,7 @@ inline constexpr char kTcp[] = "tcp:";
 int port_of(int fd);
 /// IPv4 address of this end of a TCP connection; empty for other sockets.
 std::string address_of(int fd);
-/// Of an IPv4 address as text, in network order; 0 for what is none. And back.
+/// The number of an IPv4 address as text, in network order; 0 for what is none. And back.
 uint32_t number_of(const std::string& address);
 std::string text_of_number(uint32_t address);
 /// IPv4 address of a host by name or number.

@@ -48,6 +48,11 @@ struct LineAllocator {
 class EventQueue {
  public:
   static constexpr uint32_t kUrgent = 0, kNormal = 8, kLast = 15;
+  static constexpr uint32_t kPushBits = 28, kMaxPushes = 1u << kPushBits;
+
+  EventQueue() = default;
+  /// A queue as if `num_pushes` < kMaxPushes events had come and gone.
+  explicit EventQueue(uint32_t num_pushes) : next_(num_pushes) {}
 
   bool empty() const { return size_ == 0; }
   size_t size() const { return size_; }
@@ -86,7 +91,6 @@ class EventQueue {
  private:
   // Children of node i are 4 i - 8 to 4 i - 5 with the root at 3, so that four children share a cache line.
   static constexpr size_t kRoot = 3;
-  static constexpr uint32_t kPushBits = 28, kMaxPushes = 1u << kPushBits;
   static size_t first_child(size_t i) { return 4 * i - 8; }
   static size_t parent(size_t i) { return (i + 8) / 4; }
   static bool before(const Event& a, const Event& b) {

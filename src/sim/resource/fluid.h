@@ -11,7 +11,7 @@
 
 namespace overlace::sim {
 
-/// Of a resource, per unit of a flow's work. A flow names each resource at most once.
+/// What a flow takes of a resource, per unit of its work. A flow names each resource at most once.
 struct Demand {
   uint32_t resource = 0;
   double per_unit = 0;

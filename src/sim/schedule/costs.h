@@ -28,7 +28,7 @@ struct Work {
   bool is_empty() const { return amount == 0; }
 };
 
-/// Of anything but parts of fused kernels. not_supported: the machine has no numbers for it.
+/// The work of anything but parts of fused kernels. not_supported: the machine has no numbers for it.
 base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion& expansion,
                            const spec::Instance& instance, const spec::Machine& machine);
 

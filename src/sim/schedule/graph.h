@@ -124,7 +124,7 @@ class GraphBuilder {
     Time delay;
   };
   friend class ScatterKernel;  // scatter.cc
-  /// Of a fused kernel: instances that compute one rectangle of C.
+  /// An instance of a fused kernel, one of those that compute one rectangle of C.
   struct Slab {
     int instance;
     uint32_t join;  // completes with the last tile

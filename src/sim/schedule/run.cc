@@ -62,7 +62,7 @@ class Run {
   void record(uint32_t id, Time end);
   void record_wait(uint32_t id, Time now);
   int64_t threshold(const WaitFor& wait) const;
-  /// Of a word in the copy that the rank's call uses.
+  /// The index of a word in the copy that the rank's call uses.
   size_t index_of(int rank, uint32_t word) const {
     return static_cast<size_t>(copy_of(rank)) * graph_.adds_per_epoch.size() + word;
   }

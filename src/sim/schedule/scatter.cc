@@ -16,7 +16,7 @@ namespace overlace::sim {
 using spec::Box;
 using spec::Instance;
 
-/// Of one rank. Tiles have numbers, row by row of tiles.
+/// The kernel of one rank. Tiles have numbers, row by row of tiles.
 class ScatterKernel {
  public:
   ScatterKernel(GraphBuilder& builder, int rank, const TileOrder& order, const GraphBuilder::Grid& grid)
@@ -184,7 +184,7 @@ uint32_t ScatterKernel::add_moving(Piece* piece, Work work, const Rates& rates, 
   return id;
 }
 
-/// Of a tile.
+/// Adds the store of a tile.
 void ScatterKernel::add_store(Piece* piece, Cluster* cluster) {
   Work work;
   work.link_bytes = work.peer_memory_bytes = share_of(piece->whole.link_bytes, piece->tiles, piece->done++);
@@ -241,7 +241,7 @@ void ScatterKernel::add_copy(const TileCoord& at, Cluster* cluster) {
     add_adding(&pieces_[static_cast<size_t>(taken)], 2, cluster);
 }
 
-/// Of an item by itself.
+/// The time of an item by itself.
 double ScatterKernel::us_of(overlace::Work kind) const {
   if (kind == overlace::Work::product) return b_.tile_us(grid_, depth_);
   const int tiles = kind == overlace::Work::sum ? order_.size + 1 : 2;

@@ -37,7 +37,7 @@ constexpr uint64_t kMostNodeType = 10;
 constexpr std::string_view kVersion = "0.0.4";
 constexpr int64_t kMostNs = int64_t{1} << 60;
 
-/// As a collective's name begins.
+/// How a collective's name begins.
 struct CollectiveName {
   std::string_view text;
   uint64_t type;
@@ -94,7 +94,7 @@ class Writer {
   };
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  /// Of a lane, the span that began last of those that have ended by then; the first that begins then or later.
+  /// The span of a lane that began last of those ended by then; begins_from(): the first that begins then or later.
   size_t ended_by(int rank, const std::string& lane, int64_t ns) const {
     const auto it = lanes_.find({rank, lane});
     if (it == lanes_.end()) return kNone;

@@ -70,7 +70,7 @@ int64_t area_of(const Pieces& pieces) {
   return out;
 }
 
-/// Of a schedule or of a task: it makes something else of its sums.
+/// Whether a schedule or a task makes something else of its sums.
 bool has_activation(const Params& params) {
   const auto it = params.find("activation");
   return it != params.end() && it->second != Param(std::string(name_of(Activation::none)));
@@ -243,7 +243,7 @@ class Provenance {
     return out;
   }
 
-  /// The same with a transposed. Of no rows: zeros, of the rows that the columns of the box say.
+  /// The product with a transposed. No rows give zeros, of the rows that the columns of the box say.
   Pieces product_of_rows(const Rect& a, int64_t k, int64_t n, int64_t columns) {
     if (a.rows == 0) return {{0, a.columns, 0, columns, a.column, n, false, false, 0, {}}};
     Pieces pieces = read(a);
@@ -327,7 +327,7 @@ class Provenance {
     }
     if (ok_) write(rect_of(in.writes[1][0]), std::move(pieces));
   }
-  /// Of `columns_per_result` columns each becomes one.
+  /// Makes one column of `columns_per_result` each.
   void activate(const Task& task, Pieces* pieces) {
     const int64_t pair = columns_per_result(task.params);
     const bool is_made = has_activation(task.params);

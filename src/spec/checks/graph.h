@@ -18,7 +18,7 @@ namespace overlace::spec {
 struct AllRanks {
   const Schedule* schedule;
   std::vector<Expansion> ranks;
-  /// Of each rank's instances that are drawn as items: the places of the first and the last one in its list, the ends
+  /// For each rank's instances that are drawn as items: the places of the first and the last one in its list, the ends
   /// of which lie behind their beginnings. Filled by list_items().
   std::vector<std::vector<std::optional<std::pair<int64_t, int64_t>>>> drawn = {};
   base::Status list_items();
@@ -114,7 +114,7 @@ class Graph {
   std::vector<uint64_t> parts_before_;  // [node][part / 64]: those of epoch 0 that have completed before, as bits
 };
 
-/// Of two boxes of one buffer of one rank, neither empty.
+/// Whether two boxes of one buffer of one rank, neither empty, overlap.
 bool overlap(const Box& a, const Box& b);
 /// "a of rank 0 -> b of rank 1 -> ..."
 std::string names_of(const AllRanks& team, const std::vector<std::pair<int, int>>& circle);

@@ -210,6 +210,13 @@ Set set_at(std::string signal, Expr slot, Expr at) {
 
 DType accumulator(const OpSpec& op) { return op.dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
 
+int64_t longest_shard(const Schedule& schedule) {
+  const std::vector<int64_t>& off = schedule.tables.at("off");
+  int64_t out = 0;
+  for (size_t p = 0; p + 1 < off.size(); ++p) out = std::max(out, off[p + 1] - off[p]);
+  return out;
+}
+
 bool takes_one_shot(const Schedule& schedule) {
   const auto transport = schedule.params.find("transport");
   return transport != schedule.params.end() && transport->second == Param(std::string("one_shot"));

@@ -100,8 +100,6 @@ void make_scatter_library(Schedule* schedule, const OpSpec& op, const FamilyOpti
 void make_scatter_compute(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
 /// "P", "S" with `shard_max` rows a slot, signals `arrived[chunk]` of each source and `credit` back to the sources.
 void add_slots(Schedule* schedule, const OpSpec& op, int64_t shard_max);
-/// Rows of the longest shard.
-int64_t longest_shard(const Schedule& schedule);
 /// Copies of partials "P" to the owners' slots "S".
 void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const Piece& piece,
                         const std::vector<std::string>& deps);
@@ -147,9 +145,9 @@ void add_copy_own(Schedule* schedule, bool is_slab);
 /// All peers, once the last chunk has been read.
 Set credit_at_last();
 
-/// Of a problem with an activation, whole: C has half as many columns. Where sums are rounded once, by a fused kernel
-/// or out of a wide accumulator, that task makes swiglu of them; behind a GEMM of a library, which rounds them, a
-/// task of its own does.
+/// Adds the activation that a problem has to its whole schedule: C has half as many columns. Where sums are rounded
+/// once, by a fused kernel or out of a wide accumulator, that task makes swiglu of them; behind a GEMM of a library,
+/// which rounds them, a task of its own does.
 void add_swiglu(Schedule* schedule, const OpSpec& op);
 
 /// The plain GEMM: what every family is on one rank, and `compute` on several.
@@ -172,9 +170,9 @@ inline constexpr const char* kMyRows = "off[r+1]-off[r]";
 
 /// Rows of chunk s of shard `shard` in a buffer of M rows.
 Range chunk_rows(const std::string& shard, const std::string& s = "s");
-/// The same inside the shard.
+/// Rows of chunk s inside the shard.
 Range chunk_rows_in_shard(const std::string& shard, const std::string& s = "s");
-/// The same where the tables say which chunks a shard has, and where in its slots they lie.
+/// Rows of chunk s where the tables say which chunks a shard has, and where in its slots they lie.
 Range grouped_rows(const std::string& shard, const std::string& s = "s");
 Range grouped_rows_in_shard(const std::string& shard, const std::string& s = "s");
 Range shard_rows(const std::string& shard);
@@ -205,7 +203,7 @@ Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buf
             const std::string& credit);
 /// Waits until rank `to` has read all that this rank sent there in the epoch before.
 Wait credit_of(const std::string& credit, const std::string& to);
-/// The same of the first chunk alone, which the others follow in their lane.
+/// Waits as credit_of() does, for the first chunk alone, which the others follow in their lane.
 Wait credit_from(const std::string& credit, const std::string& to);
 /// The copy lane of the transfer to distance p.
 Expr lane_of_peer(const FamilyOptions& options);

@@ -45,7 +45,7 @@ void add_product_alone(Schedule* schedule, const OpSpec& op, const std::string& 
   add_plain_gemm(schedule, op, a, "C");
 }
 
-/// Of what `product` has written to H. A box at a time: `each` becomes a loop.
+/// Makes swiglu of what `product` has written to H. A box at a time: `each` becomes a loop.
 Task swiglu_of(const Task& product) {
   Region to = product.writes[0];
   Task out;

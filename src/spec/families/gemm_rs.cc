@@ -119,13 +119,6 @@ constexpr FamilyDef kGemmRsFamilies[] = {
 
 }  // namespace
 
-int64_t longest_shard(const Schedule& schedule) {
-  const std::vector<int64_t>& off = schedule.tables.at("off");
-  int64_t out = 0;
-  for (size_t p = 0; p + 1 < off.size(); ++p) out = std::max(out, off[p + 1] - off[p]);
-  return out;
-}
-
 void add_one_shot(Schedule* out, const OpSpec& op) {
   const bool is_ar = returns_to_all(op.op);
   out->consts["tokens"] = one_shot_tokens(op.m);

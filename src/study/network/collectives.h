@@ -45,7 +45,7 @@ class Collectives {
   // Groups run side by side.
   void ring_pass(const Groups& groups, uint64_t message_bytes, int steps);
   void direct(const Groups& groups, uint64_t message_bytes);
-  /// As direct; `bytes_of(from rank, to rank)` may differ from pair to pair, and be 0.
+  /// Sends as direct() does; `bytes_of(from rank, to rank)` may differ from pair to pair, and be 0.
   void exchange(const Groups& groups, const std::function<uint64_t(int, int)>& bytes_of);
   void tree(const std::vector<int>& members, uint64_t bytes);
   void ring_all_to_all(const std::vector<int>& members, uint64_t block_bytes);
@@ -55,7 +55,7 @@ class Collectives {
 
   /// What follows begins at time 0 again, on links that are busy with what was before.
   void restart();
-  /// Of all so far.
+  /// The time of all so far.
   CollectiveTime time() const;
   /// When a rank is done with what was called so far.
   sim::Time done(int rank) const { return ready_[static_cast<size_t>(rank)]; }

@@ -55,7 +55,7 @@ base::Result<Network> network_of(std::string_view text);
 /// directed. Errc::corrupt names `source`, key, value and range; unconnected ranks and unknown keys are refused.
 base::Result<Network> network_from_json(const base::Json& json, std::string_view source);
 
-/// Shortest ways, on tori in the order of the dimensions. Of equally long ones that of a hash of seed, ends and vertex.
+/// Shortest ways, on tori in the order of the dimensions; a hash of seed, ends and vertex picks among equal ones.
 class Router {
  public:
   explicit Router(const Network& network, uint64_t seed = 0);

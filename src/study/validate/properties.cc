@@ -1,6 +1,7 @@
 #include "src/study/validate/properties.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "overlace/error.h"
 #include "overlace/sim.h"
@@ -154,6 +155,93 @@ base::Status check_networks(std::vector<Property>* list) {
   return {};
 }
 
+MoeModel routed(int experts, int top_k) {
+  MoeModel model;
+  model.experts = experts;
+  model.top_k = top_k;
+  model.tokens = 1024;
+  return model;
+}
+
+/// What is sent: no more than there is, no less than must be, wherever experts lie and whichever are popular.
+base::Status check_moe_rows(std::vector<Property>* list) {
+  Check copies(list, "moe: each rank has tokens x top k copies, of a token at most one for an expert");
+  Check rows(list, "moe: rows are at most copies and tokens, and bring every token to a rank");
+  Check single(list, "moe: with top 1 rows are copies, with all experts on one rank tokens");
+  Check none(list, "moe: a rank without experts gets nothing");
+  for (const int experts : {1, 3, 16, 60})
+    for (const int ranks : {1, 4, 16, 24})
+      for (const int top_k : {1, 3, 8})
+        for (const double zipf : {0.0, 0.7, 6.0}) {
+          if (top_k > experts) continue;
+          const MoeModel model = routed(experts, top_k);
+          MoeRouting routing;
+          routing.zipf = zipf;
+          const auto load = moe_load(model, routing, ranks);
+          routing.begin.assign(static_cast<size_t>(ranks) + 1, experts);
+          routing.begin[0] = 0;  // rank 0 has all experts
+          const auto together = moe_load(model, routing, ranks);
+          for (const auto* one : {&load, &together})
+            if (!one->ok()) return one->status();
+          const std::string name = base::format("{} experts on {} ranks, top {}, zipf {}", experts, ranks, top_k, zipf);
+          const auto tokens = static_cast<double>(model.tokens), all = static_cast<double>(ranks) * tokens;
+          const auto of_experts = std::accumulate(load->expert.begin(), load->expert.end(), int64_t{0});
+          copies.expect(of_experts == int64_t{ranks} * model.tokens * top_k &&
+                            std::ranges::max(load->expert) <= int64_t{ranks} * model.tokens,
+                        name);
+          for (size_t r = 0; r < static_cast<size_t>(ranks); ++r) {
+            const auto copies_of = static_cast<double>(load->load(r));
+            rows.expect(load->received(r) <= std::min(copies_of, all) && load->sent(r) >= tokens - 1 &&
+                            load->sent(r) <= tokens * std::min(top_k, ranks),
+                        name);
+            single.expect((top_k > 1 || load->received(r) == copies_of) && together->sent(r) == tokens, name);
+            if (load->local(r) == 0) none.expect(load->received(r) == 0 && copies_of == 0, name);
+          }
+        }
+  return {};
+}
+
+/// What the layer takes, without contention.
+base::Status check_moe_times(spec::Machine machine, std::vector<Property>* list) {
+  machine.contention.clear();
+  Check bounds(list, "moe: bound <= time, a network that takes no time is not slower");
+  Check fewer(list, "moe: dispatch of rows never sends more than that of copies, nor takes longer");
+  Check same(list, "moe: with top 1 a row per copy takes the same to the bit");
+  Check shared(list, "moe: shared experts send nothing, and add at most what they compute");
+  const Network networks[] = {nvswitch(8).value(), rail_fat_tree(2, 8, 48.5, 64, 1).value()};
+  for (const Network& network : networks)
+    for (const auto& [experts, top_k] : {std::pair{16, 1}, {16, 4}, {5, 3}, {60, 8}})
+      for (const double zipf : {0.0, 6.0})
+        for (const int chunks : {1, 3}) {
+          MoeModel model = routed(experts, top_k);
+          MoeRun run, copy, ideal;
+          for (MoeRun* one : {&run, &copy, &ideal}) {
+            one->zipf = zipf;
+            one->chunks = chunks;
+          }
+          copy.is_row_per_copy = ideal.is_ideal = true;
+          const auto time = moe_layer(model, run, machine, network),
+                     per_copy = moe_layer(model, copy, machine, network),
+                     free = moe_layer(model, ideal, machine, network);
+          model.shared_experts = 1;
+          const auto with = moe_layer(model, run, machine, network);
+          for (const auto* one : {&time, &per_copy, &free, &with})
+            if (!one->ok()) return one->status();
+          const std::string name =
+              base::format("{} experts, top {}, zipf {}, {} chunks, {}", experts, top_k, zipf, chunks, network.name);
+          bounds.expect(time->layer_us >= time->bound_us - 1e-3 && free->layer_us <= time->layer_us + 1e-3, name);
+          const double most = time->layer_us + with->compute_us - time->compute_us + 1e-3;
+          fewer.expect(time->sent_bytes <= per_copy->sent_bytes && time->copy_bytes == per_copy->sent_bytes &&
+                           time->dispatch_us <= per_copy->dispatch_us * (1 + 1e-9),
+                       name);
+          if (top_k == 1) same.expect(time->layer_us == per_copy->layer_us, name);
+          shared.expect(
+              with->sent_bytes == time->sent_bytes && with->layer_us >= time->layer_us - 1e-3 && with->layer_us <= most,
+              name);
+        }
+  return {};
+}
+
 base::Status check_steps(const spec::Machine& machine, std::vector<Property>* list) {
   Check bounds(list, "steps: bound <= time, a network that takes no time is not slower");
   Check folded(list, "steps: ranks that are alike, folded into one, are all of them to the bit");
@@ -188,9 +276,8 @@ base::Status check_steps(const spec::Machine& machine, std::vector<Property>* li
   const auto one = transformer_step(model, run, machine, nvswitch(1).value());
   if (!one.ok()) return one.status();
   alone.expect(one->layer.exposed_us() == 0 && one->gradient_us == 0, "transformer");
-  MoeModel moe;
-  moe.experts = 16;
-  moe.tokens = 1024;
+  MoeModel moe = routed(16, 8);
+  moe.shared_experts = 1;
   const auto layer = moe_layer(moe, {}, machine, nvswitch(1).value());
   if (!layer.ok()) return layer.status();
   alone.expect(layer->exposed_us() == 0 && layer->dispatch_us == 0, "moe");
@@ -208,6 +295,8 @@ base::Result<std::vector<Property>> check_properties(const spec::Machine& machin
     check_schedules(machine, &list);
     OVERLACE_TRY(check_networks(&list));
     OVERLACE_TRY(check_steps(machine, &list));
+    OVERLACE_TRY(check_moe_rows(&list));
+    OVERLACE_TRY(check_moe_times(machine, &list));
   } catch (...) {
     return base::status_of_current_exception();
   }

@@ -31,7 +31,7 @@ base::Result<std::vector<ValidationRow>> validate(const std::string& golden, con
 std::vector<std::string> validation_ids();
 
 std::string validation_table(const std::vector<ValidationRow>& rows);
-/// The same as a page of documentation (docs/results/simulator.md).
+/// The rows as a page of documentation (docs/results/simulator.md).
 std::string validation_page(const std::vector<ValidationRow>& rows);
 base::Json validation_json(const std::vector<ValidationRow>& rows);
 /// Whether a row that must pass does not.

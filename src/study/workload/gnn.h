@@ -9,7 +9,7 @@
 
 namespace overlace::study {
 
-/// Of one item, each stage alone, as the planner of `src/gnn` has them.
+/// Times of one item, each stage alone, as the planner of `src/gnn` has them.
 struct GnnItem {
   double read_us = 0, check_us = 0;       // of its extent
   double page_us = 0, page_check_us = 0;  // of its pages, which are asked for once the extent is checked

@@ -15,7 +15,7 @@
 
 namespace overlace::study {
 
-/// Of each rank, unless the step names lanes of its own: what computes, its scale-up and its scale-out communication.
+/// Lanes of each rank, unless the step names its own: what computes, its scale-up and its scale-out communication.
 inline constexpr int kComputeLane = 0, kLocalLane = 1, kNetLane = 2;
 inline constexpr int kNoGroup = -1;
 /// What keeps a run to seconds, and its times to what 64 bits of picoseconds hold.
@@ -59,7 +59,7 @@ class Step {
   /// contention can, is above kMostSumUs; bad_schedule where groups wait for each other in a circle: the message has a
   /// task that never begins.
   base::Result<StepTime> run(std::span<const spec::Contention> contention = {}) const;
-  /// The same as a timeline; arrows along the dependences between lanes.
+  /// The step as a timeline; arrows along the dependences between lanes.
   base::Trace to_trace(const StepTime& time, const std::string& title) const;
 
  private:

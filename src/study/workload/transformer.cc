@@ -87,7 +87,7 @@ class LayerSteps {
     return out;
   }
 
-  /// Of all tokens of a micro-batch.
+  /// Bytes of all tokens of a micro-batch.
   double whole_bytes() const {
     return kElementBytes * static_cast<double>(tokens_) * static_cast<double>(model_.hidden);
   }
@@ -178,7 +178,7 @@ class LayerSteps {
     gemm_scatter(step, "down", h, model_.intermediate / t);
     element_wise(step, "add", 3);
   }
-  /// Of each GEMM the gradient of its input, with the forward transfer reversed, and of its weight. What was
+  /// Adds each GEMM's gradient of its input, with the forward transfer reversed, and of its weight. What was
   /// gathered forward is gathered again for the weight's, beside other GEMMs.
   void backward(Step* step) {
     last_ = -1;

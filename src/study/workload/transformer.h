@@ -16,7 +16,7 @@ struct TransformerModel {
   int layers = 80, heads = 64, kv_heads = 8;
   int64_t sequence = 4096;
   bool is_gated = true;  // two GEMMs before the activation
-  /// Of a layer.
+  /// The parameters of a layer.
   double parameters() const;
 };
 
@@ -31,7 +31,7 @@ struct TransformerRun {
   std::vector<double> slower = {};  // by replica: its computation takes so many times as long; empty: 1
 };
 
-/// Of one layer and micro-batch, on one rank.
+/// Times of one layer and micro-batch, on one rank.
 struct LayerTime {
   double forward_us = 0, backward_us = 0;
   double forward_compute_us = 0, backward_compute_us = 0;

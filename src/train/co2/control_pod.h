@@ -42,22 +42,25 @@ struct KnobsPod {
   int32_t is_flush = 0;       // the last increment goes in whole
   int32_t is_nesterov = 0;    // diloco, eager, streaming
   int32_t is_weighted = 0;    // groups are unequal
+  double all_samples = 0;     // that unequal groups see in whole rounds
   double incoming = 1;        // factor of what comes in: samples of whole rounds over those of this one
 };
 
-/// Of one tensor over the elements that this rank holds, or its group once the group has added them up.
+/// Sums of one tensor over the elements that this rank holds, or its group once the group has added them up.
 struct SumsPod {
   double m2 = 0, w2 = 0, v2 = 0;  // squares of momentum, own increment, mean increment
   double bad = 0;                 // elements of the own increment that are not finite
   double clipped = 0;             // elements of the momentum at the bound
 };
 
-/// Of one tensor, from boundary to boundary.
+/// What is kept of one tensor from boundary to boundary.
 struct TensorPod {
   double count = 0;     // elements, of all shards
   double mean_rms = 0;  // running mean of rms(mean increment); 0: none yet
   float bound = 0;      // of the momentum in the next pass; infinity: none
+  int32_t unused = 0;   // in place of padding: every byte of a checkpoint is set
 };
+static_assert(sizeof(TensorPod) == 2 * sizeof(double) + sizeof(float) + sizeof(int32_t));
 
 /// Scalars of a pass, equal on all ranks.
 struct PassPod {
@@ -79,7 +82,25 @@ struct ControlPod {
   int64_t bad_in_row = 0;
   Verdict verdict = Verdict::none_yet;
   PassPod pass{};
+  int32_t unused = 0;  // in place of padding
 };
+static_assert(sizeof(ControlPod) ==
+              4 * sizeof(double) + sizeof(int64_t) + sizeof(Verdict) + sizeof(PassPod) + sizeof(int32_t));
+
+/// What a boundary came to, in numbers that the host wants to know.
+struct FactsPod {
+  ControlPod control{};
+  HeaderPod sum{}, own{};              // of the increment that was taken in
+  double m2 = 0, v2 = 0, clipped = 0;  // over all tensors
+};
+
+/// The header to be judged: null where nothing came in, or no unequal group took a step. Sets knobs.incoming.
+OVERLACE_TRAIN_BOTH inline const HeaderPod* take_header(KnobsPod& knobs, const HeaderPod* sum) {
+  if (sum == nullptr || knobs.is_weighted == 0) return sum;
+  if (sum->steps == 0) return nullptr;
+  knobs.incoming = knobs.all_samples / sum->steps;
+  return sum;
+}
 
 /// Whether the sum of all headers is that of groups in step. `own` is what this rank sent.
 OVERLACE_TRAIN_BOTH inline Verdict judge(const HeaderPod& sum, const HeaderPod& own, int64_t groups,

@@ -69,13 +69,13 @@ class Engine {
   /// It was done. Errc::internal if it is not the first one due, or breaks I1 or I2.
   void done(const Action& action);
 
-  /// Of an action `begin`; `lr_ratio` as KnobsPod has it.
+  /// The knobs of an action `begin`; `lr_ratio` as KnobsPod has it.
   KnobsPod knobs(const Action& begin, double lr_ratio) const;
   const EngineState& state() const { return state_; }
   Phase phase() const { return static_cast<Phase>(state_.phase); }
   /// Buckets that were launched and not waited for, Action::kHeader among them.
   std::vector<int> open_tickets() const;
-  /// Of all waits and launches so far, in their order (I5).
+  /// A hash of all waits and launches so far, in their order (I5).
   uint64_t issued() const { return issued_; }
 
   /// From a checkpoint taken while nothing was due. Tickets of the pending round count as launched.

@@ -24,7 +24,7 @@ struct PassTensor {
   DType copy_dtype = DType::bf16;
 };
 
-/// Of all parameters of the rank.
+/// Memory of all parameters of the rank.
 struct PassMemory {
   float* anchor = nullptr;
   float* momentum = nullptr;       // null: beta and kappa are 0, so that none is remembered

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -30,8 +31,6 @@ uint64_t hash_bytes(const void* data, size_t bytes, uint64_t hash = runtime::kHa
   return hash_text({from, bytes}, hash);
 }
 
-constexpr int64_t kNoRound = -2;
-
 double ms(int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 std::vector<int64_t> counts_of(const std::vector<Parameter>& parameters) {
@@ -40,14 +39,12 @@ std::vector<int64_t> counts_of(const std::vector<Parameter>& parameters) {
   return counts;
 }
 
-/// Of the wire buffer: what travels as int8 is packed by the transport.
-DType kept_dtype(DType wire) { return wire == DType::i8 ? DType::fp32 : wire; }
-
 /// A fragment has a bucket of its own at least, if there are parameters enough.
 int64_t bucket_elements(const ReplicaOptions& options, const std::vector<Parameter>& parameters) {
   int64_t total = 0;
   for (const Parameter& parameter : parameters) total += parameter.count;
-  const int64_t most = options.bucket_bytes / static_cast<int64_t>(dtype_bytes(kept_dtype(options.wire_dtype)));
+  const int64_t most = options.bucket_bytes /
+                       static_cast<int64_t>(dtype_bytes(options.wire_dtype == DType::bf16 ? DType::bf16 : DType::fp32));
   return std::clamp(total / options.co2.fragments, int64_t{1}, most);
 }
 
@@ -109,11 +106,20 @@ Replica::Replica(const ReplicaOptions& options, std::vector<Parameter> parameter
     bounds_[i].count = static_cast<double>(p.group_count == 0 ? p.count : p.group_count);
     total += p.count;
   }
-  anchor_.resize(static_cast<size_t>(total));
-  if (options_.co2.outer_momentum > 0 || options_.co2.kappa > 0) momentum_.resize(static_cast<size_t>(total));
-  if (keep_of(options_.co2, outer.size()) > 0) kept_.resize(static_cast<size_t>(total));
-  wire_.resize(static_cast<size_t>(total) * dtype_bytes(kept_dtype(options_.wire_dtype)));
-  if (options_.wire_dtype != DType::fp32) residual_.resize(static_cast<size_t>(total));
+  elements_ = total;
+  if (options_.device < 0)
+    hold_image();
+  else
+    device_ =
+        (options_.open_state ? options_.open_state : open_device_state)({.device = options_.device,
+                                                                         .stream = options_.stream,
+                                                                         .wire_dtype = kept_dtype(options_.wire_dtype),
+                                                                         .has_momentum = has_momentum(),
+                                                                         .has_kept = has_kept(),
+                                                                         .has_residual = has_residual(),
+                                                                         .tensors = tensors_,
+                                                                         .buckets = buckets_,
+                                                                         .bounds = bounds_});
   config_hash_ = own_hash_ = hash_text(describe());
   if (is_weighted())
     own_hash_ = hash_text(base::format("tau={} samples={}", options_.co2.tau, options_.co2.samples), config_hash_);
@@ -122,28 +128,44 @@ Replica::Replica(const ReplicaOptions& options, std::vector<Parameter> parameter
     throw_error(Errc::not_supported,
                 base::format("wire_dtype is i8 over transport {}; supported: host", outer_.name()));
   agree_at_start();
-  reset_anchor(tensors_, memory());
+  if (device_)
+    device_->reset_anchor();
+  else
+    reset_anchor(tensors_, memory());
   last_boundary_ns_ = now_ns();
   run_due();
 }
 
 Replica::~Replica() {
-  if (std::all_of(tickets_.begin(), tickets_.end(), [](uint64_t ticket) { return ticket == 0; })) return;
+  std::vector<Ticket> open;
+  for (const uint64_t ticket : tickets_)
+    if (ticket != 0) open.push_back({ticket});
+  // A stream may wait for those that boundaries have queued it behind.
+  for (const Queued& queued : queued_) waited_.insert(waited_.end(), queued.waited.begin(), queued.waited.end());
+  std::copy_if(waited_.begin(), waited_.end(), std::back_inserter(open), [this](Ticket ticket) {
+    try {
+      return outer_.poll(ticket) != TicketState::complete;
+    } catch (const std::exception&) {  // the device is lost
+      return true;
+    }
+  });
+  if (open.empty()) return;
   outer_.abort(
       Errc::aborted,
       base::format("group {} ended training with increments on their way; flush() takes them in", outer_.rank()));
   // A wait has had its deadline: one that cannot be told of an end would only have another.
   bool is_free = !has_failed_ || outer_.caps().frees_on_failure;
   const int64_t end_ms = now_ns() / 1000000 + (is_free ? timeout_ms() : 0);
-  for (const uint64_t ticket : tickets_) {
+  for (const Ticket ticket : open) {
     try {
-      if (ticket != 0) outer_.wait({ticket}, std::max<int64_t>(1, end_ms - now_ns() / 1000000));
+      outer_.wait(ticket, std::max<int64_t>(1, end_ms - now_ns() / 1000000));
     } catch (const std::exception&) {  // what the abort made of it
       is_free = is_free && outer_.caps().frees_on_failure;
     }
     if (!is_free) break;
   }
   if (is_free) return;
+  if (device_) device_->leave_memory();
   keep_for_ever(std::make_shared<std::vector<char>>(std::move(wire_)));
   keep_for_ever(std::make_shared<std::vector<float>>(std::move(residual_)));
   keep_for_ever(std::move(header_));
@@ -169,11 +191,13 @@ PassMemory Replica::memory() {
 Bucket Replica::sent_of(int bucket, int64_t round) {
   const BucketRange& range = buckets_[static_cast<size_t>(bucket)];
   const DType dtype = kept_dtype(options_.wire_dtype);
-  return {.data = wire_.data() + static_cast<size_t>(range.begin) * dtype_bytes(dtype),
+  char* const wire = device_ ? device_->wire() : wire_.data();
+  float* const residual = device_ ? device_->residual() : residual_.data();
+  return {.data = wire + static_cast<size_t>(range.begin) * dtype_bytes(dtype),
           .count = static_cast<size_t>(range.count),
           .dtype = dtype,
           .what = base::format("round {}, bucket {}", round, bucket),
-          .residual = options_.wire_dtype == DType::i8 ? residual_.data() + range.begin : nullptr};
+          .residual = options_.wire_dtype == DType::i8 ? residual + range.begin : nullptr};
 }
 
 /// All groups have the same options and the same values, or PlanMismatch on all of them. Values travel in slots of
@@ -187,13 +211,18 @@ void Replica::agree_at_start() {
       slots[(mine * hashes.size() + i) * 2] = static_cast<double>(hashes[i] & 0xffffffffu);
       slots[(mine * hashes.size() + i) * 2 + 1] = static_cast<double>(hashes[i] >> 32);
     }
-    const Ticket ticket = outer_.all_reduce({slots.data(), slots.size(), DType::fp64, what}, StreamRef::cpu());
+    double* const sent = device_ ? device_->upload_words(slots) : slots.data();
+    const Ticket ticket = outer_.all_reduce({sent, slots.size(), DType::fp64, what}, stream());
     try {
       outer_.wait(ticket, options_.timeout_ms);
     } catch (...) {
-      if (!outer_.caps().frees_on_failure) keep_for_ever(memory);
+      if (!outer_.caps().frees_on_failure) {
+        keep_for_ever(memory);
+        if (device_) device_->leave_memory();
+      }
       throw;
     }
+    if (device_) device_->download_words(slots);
     std::vector<uint64_t> all;
     for (size_t i = 0; i < slots.size(); i += 2)
       all.push_back(static_cast<uint64_t>(slots[i]) | static_cast<uint64_t>(slots[i + 1]) << 32);
@@ -207,18 +236,23 @@ void Replica::agree_at_start() {
     }
     throw_error(Errc::plan_mismatch, text);
   };
-  const std::vector<uint64_t> configs = gather({config_hash_}, "options at the start");
+  // Hashes of parameters on a GPU and on the host differ.
+  const std::vector<uint64_t> configs =
+      gather({hash_word(device_ == nullptr ? 0 : 1, config_hash_)}, "options at the start");
   for (size_t g = 1; g < groups; ++g)
     if (configs[g] != configs[0])
-      refuse(base::format("options and parameters' shapes differ between groups 0 and {}: hashes {} and {}; here: {}",
-                          g, configs[0], configs[g], describe()));
+      refuse(
+          base::format("options and parameters' shapes differ between groups 0 and {}: hashes {} and {}; here: {}, {}",
+                       g, configs[0], configs[g], device_ == nullptr ? "on the host" : "on a GPU", describe()));
   if (is_weighted())
     for (const uint64_t samples :
          gather({std::bit_cast<uint64_t>(static_cast<double>(options_.co2.tau) * options_.co2.samples)}, "samples"))
       all_samples_ += std::bit_cast<double>(samples);
   std::vector<uint64_t> hashes;
-  for (const Parameter& p : parameters_)
-    hashes.push_back(hash_bytes(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype)));
+  if (device_) hashes = device_->hashes();
+  for (size_t i = 0; device_ == nullptr && i < parameters_.size(); ++i)
+    hashes.push_back(
+        hash_bytes(parameters_[i].data, static_cast<size_t>(parameters_[i].count) * dtype_bytes(parameters_[i].dtype)));
   const std::vector<uint64_t> all = gather(hashes, "parameters at the start");
   for (size_t i = 0; i < hashes.size(); ++i)
     for (size_t g = 1; g < groups; ++g)
@@ -230,6 +264,7 @@ void Replica::agree_at_start() {
 }
 
 uint64_t Replica::anchor_hash() const {
+  if (device_) return device_->anchor_hash();
   return hash_bytes(momentum_.data(), momentum_.size() * sizeof(float),
                     hash_bytes(anchor_.data(), anchor_.size() * sizeof(float)));
 }
@@ -265,18 +300,32 @@ base::Trace Replica::trace() const {
 }
 
 void Replica::run_due() {
+  try {
+    carry_out_due();
+  } catch (...) {
+    // A failure that this rank knows of has come before that of a call: others may have ended by the same one.
+    std::exchange(failure_, {}).or_throw();
+    throw;
+  }
+  // Bad values are an error once the boundary is whole: then the state is that of the last good round.
+  std::exchange(failure_, {}).or_throw();
+  unsent_.or_throw();
+}
+
+void Replica::carry_out_due() {
   const Action::Kind first = engine_.next().kind;
   const bool is_boundary = first != Action::Kind::none && first != Action::Kind::anchor && !is_flushing_;
-  if (is_boundary) rounds_.end_steps(now_ns());
+  if (device_ && first != Action::Kind::none) {
+    take_reports();
+    device_->mark(DeviceSpan::Kind::steps);
+  }
+  if (is_boundary && device_ == nullptr) rounds_.end_steps(now_ns());
   for (Action action = engine_.next(); action.kind != Action::Kind::none; action = engine_.next()) {
     carry_out(action);
     engine_.done(action);
   }
-  if (is_boundary) rounds_.end_boundary(now_ns());
-  // Bad values are an error once the boundary is whole: then the state is that of the last good round.
-  const base::Status failure = std::exchange(failure_, {});
-  failure.or_throw();
-  unsent_.or_throw();
+  if (is_boundary && device_ == nullptr) rounds_.end_boundary(now_ns());
+  if (device_ && (is_flushing_ || waits_on_host())) take_reports();
 }
 
 void Replica::carry_out(const Action& action) {
@@ -296,7 +345,10 @@ void Replica::carry_out(const Action& action) {
     case Action::Kind::end:
       return end(action);
     case Action::Kind::anchor:
-      reset_anchor(tensors_, memory());
+      if (device_)
+        device_->reset_anchor();
+      else
+        reset_anchor(tensors_, memory());
       return rounds_.restart(now_ns());
     case Action::Kind::average_inner:
       return options_.average_inner();
@@ -308,9 +360,14 @@ void Replica::carry_out(const Action& action) {
 void Replica::launch(int bucket, int64_t round) {
   Bucket sent{&own_header_, kHeaderWords, DType::fp64, base::format("round {}, header", round)};
   if (bucket == Action::kHeader) {
-    *header_ = own_header_;
-    sent.data = header_.get();
-    if (waits_at_once()) rounds_.end_steps(now_ns());
+    if (device_) {
+      sent.data = device_->sum();
+      if (waits_at_once()) device_->mark(DeviceSpan::Kind::steps);
+    } else {
+      *header_ = own_header_;
+      sent.data = header_.get();
+      if (waits_at_once()) rounds_.end_steps(now_ns());
+    }
   } else {
     sent = sent_of(bucket, round);
   }
@@ -321,7 +378,7 @@ void Replica::launch(int bucket, int64_t round) {
 void Replica::send(int bucket, const Bucket& sent, int64_t round) {
   if (!unsent_.ok()) return;
   try {
-    tickets_[slot(bucket)] = outer_.all_reduce(sent, StreamRef::cpu()).number;
+    tickets_[slot(bucket)] = outer_.all_reduce(sent, stream()).number;
   } catch (...) {
     if (!options_.is_boundary_whole) throw;
     unsent_ = base::status_of_current_exception();
@@ -336,6 +393,16 @@ void Replica::wait_for(int bucket, int64_t round) {
     for (int other = 0; other < static_cast<int>(buckets_.size()); ++other) wait_for(other, round);
   uint64_t& ticket = tickets_[slot(bucket)];
   if (ticket == 0) return;  // settled by save(), or loaded
+  if (!waits_on_host() && round != kNoRound) {
+    device_->mark(DeviceSpan::Kind::other);
+    has_failed_ = true;  // until it has not
+    outer_.order_after({ticket}, stream());
+    has_failed_ = false;
+    device_->mark(DeviceSpan::Kind::wait);
+    waited_.push_back({ticket});
+    ticket = 0;
+    return;
+  }
   const int64_t came_ns = now_ns();
   has_failed_ = true;  // until it has not
   outer_.wait({ticket}, timeout_ms());
@@ -345,12 +412,18 @@ void Replica::wait_for(int bucket, int64_t round) {
     current_.exposed_ms += ms(times.complete_ns - came_ns);
     rounds_.wait(came_ns, times.complete_ns);
   }
+  note_times({ticket});
+  ticket = 0;
+}
+
+/// Takes in the times of a ticket that is complete.
+void Replica::note_times(Ticket ticket) {
+  const TicketTimes times = outer_.times(ticket);
   last_complete_ns_ = std::max(last_complete_ns_, times.complete_ns);
   if (first_launch_ns_ == 0 || times.launched_ns < first_launch_ns_) first_launch_ns_ = times.launched_ns;
   current_.comm_ms = std::max(current_.comm_ms, ms(times.complete_ns - first_launch_ns_));
   current_.link_bytes += times.link_bytes;
   if (times.last_rank >= 0) current_.last_rank = times.last_rank;
-  ticket = 0;
 }
 
 double Replica::next_lr_ratio() {
@@ -365,20 +438,19 @@ double Replica::next_lr_ratio() {
 
 void Replica::begin(const Action& action) {
   knobs_ = engine_.knobs(action, next_lr_ratio());
-  const bool has_incoming = engine_.state().has_pending != 0 || !is_stale(options_.co2.rule) || action.is_flush;
-  // A round in which no group took a step brings nothing.
-  const bool is_empty = has_incoming && is_weighted() && header_->steps == 0;
-  if (has_incoming && is_weighted() && !is_empty) knobs_.incoming = all_samples_ / header_->steps;
-  begin_boundary(control_, bounds_, sums_, has_incoming && !is_empty ? header_.get() : nullptr, own_header_, knobs_);
+  knobs_.all_samples = all_samples_;
+  has_incoming_ = engine_.state().has_pending != 0 || !is_stale(options_.co2.rule) || action.is_flush;
+  current_.round = static_cast<int64_t>(own_header_.round);
+  current_.steps = std::llround(own_header_.steps / (is_weighted() ? options_.co2.samples : 1));
+  if (device_) return device_->begin(knobs_, has_incoming_);
+  const HeaderPod* const sum = take_header(knobs_, has_incoming_ ? header_.get() : nullptr);
+  begin_boundary(control_, bounds_, sums_, sum, own_header_, knobs_);
   failure_ = status_of(control_, *header_, own_header_, knobs_);
   if (failure_.code() == Errc::desync) {
     settle();  // all groups see the same: none leaves while another one still waits
     failure_.or_throw();
   }
-  current_.round = static_cast<int64_t>(own_header_.round);
-  current_.steps = std::llround(own_header_.steps / (is_weighted() ? options_.co2.samples : 1));
-  current_.lambda = control_.lambda;
-  current_.is_dropped = control_.verdict == Verdict::bad_values;
+  has_incoming_ = control_.verdict != Verdict::none_yet;
 }
 
 /// One over the weight of an increment of so many steps; a group that took none sends what rounding left out before.
@@ -388,44 +460,65 @@ float Replica::divisor_of(int64_t steps) const {
 }
 
 void Replica::pass(const Action& action) {
-  const int64_t begin_ns = now_ns();
   const BucketRange& range = buckets_[static_cast<size_t>(action.bucket)];
-  run_pass(threads_, action.mode, control_.pass, divisor_of(action.steps),
-           std::span(tensors_).subspan(range.first, range.tensors),
-           std::span(bounds_).subspan(range.first, range.tensors), memory(),
-           std::span(sums_).subspan(range.first, range.tensors));
-  const int64_t end_ns = now_ns();
-  current_.pass_ms += ms(end_ns - begin_ns);
-  if (!action.is_flush) rounds_.pass(begin_ns, end_ns);
-  if (action.mode != PassMode::delta && control_.verdict != Verdict::none_yet)
+  const float divisor = divisor_of(action.steps);
+  if (device_) {
+    device_->mark(DeviceSpan::Kind::other);
+    device_->pass(action.mode, divisor, action.bucket);
+    device_->mark(DeviceSpan::Kind::pass);
+  } else {
+    const int64_t begin_ns = now_ns();
+    run_pass(threads_, action.mode, control_.pass, divisor, std::span(tensors_).subspan(range.first, range.tensors),
+             std::span(bounds_).subspan(range.first, range.tensors), memory(),
+             std::span(sums_).subspan(range.first, range.tensors));
+    const int64_t end_ns = now_ns();
+    current_.pass_ms += ms(end_ns - begin_ns);
+    if (!action.is_flush) rounds_.pass(begin_ns, end_ns);
+  }
+  if (action.mode != PassMode::delta && has_incoming_)
     current_.bytes += static_cast<int64_t>(wire_bytes(sent_of(action.bucket, action.round)));
 }
 
 void Replica::moved(bool is_flush) {
   ++writes_;
-  end_boundary(control_, knobs_);
-  if (control_.verdict == Verdict::none_yet) return;
-  double m2 = 0, v2 = 0, clipped = 0, count = 0;
-  for (size_t i = 0; i < sums_.size(); ++i) {
-    m2 += sums_[i].m2;
-    v2 += sums_[i].v2;
-    clipped += sums_[i].clipped;
-    count += bounds_[i].count;
+  const bool is_streaming = options_.co2.rule == OuterRule::streaming;
+  if (device_) {
+    device_->end(knobs_);
+    if (is_streaming) device_->restore_if_dropped();
+    device_->report();
+    if (is_streaming) device_->forget_sums();
+    queued_.push_back({std::exchange(current_, {}), knobs_, std::exchange(waited_, {}), is_flush, is_flushing_});
+    return;
   }
-  const int64_t now = now_ns();
-  current_.clipped = count > 0 ? clipped / count : 0;
-  current_.momentum_norm = std::sqrt(m2);
-  current_.mean_norm = std::sqrt(v2) * knobs_.incoming;
-  current_.increment_norm = std::sqrt(own_header_.norm2);
+  end_boundary(control_, knobs_);
+  if (!has_incoming_) return;
+  FactsPod facts{.control = control_, .sum = *header_, .own = own_header_};
+  for (const SumsPod& sums : sums_) {
+    facts.m2 += sums.m2;
+    facts.v2 += sums.v2;
+    facts.clipped += sums.clipped;
+  }
+  took_in(facts, knobs_, now_ns(), is_flush);
+  // What the inner steps of a dropped exchange made of other fragments goes with it.
+  if (is_streaming && control_.verdict == Verdict::bad_values) restore_parameters(tensors_, memory());
+  if (is_streaming) forget_sums();
+}
+
+/// The figures of a round whose increment is in: what `current_` does not have yet.
+void Replica::took_in(const FactsPod& facts, const KnobsPod& knobs, int64_t now, bool is_flush) {
+  double count = 0;
+  for (const TensorPod& tensor : bounds_) count += tensor.count;
+  current_.lambda = facts.control.lambda;
+  current_.is_dropped = facts.control.verdict == Verdict::bad_values;
+  current_.clipped = count > 0 ? facts.clipped / count : 0;
+  current_.momentum_norm = std::sqrt(facts.m2);
+  current_.mean_norm = std::sqrt(facts.v2) * knobs.incoming;
+  current_.increment_norm = std::sqrt(facts.own.norm2);
   current_.round_ms = ms(now - last_boundary_ns_);
   last_boundary_ns_ = now;
   ++rounds_taken_in_;
-  // What the inner steps of a dropped exchange made of other fragments goes with it.
-  const bool is_streaming = options_.co2.rule == OuterRule::streaming;
-  if (is_streaming && current_.is_dropped) restore_parameters(tensors_, memory());
-  if (is_streaming) forget_sums();
   // A flush of streaming exchanges what no round has sent.
-  if (first_launch_ns_ > 0 && !(is_streaming && is_flush))
+  if (first_launch_ns_ > 0 && !(options_.co2.rule == OuterRule::streaming && is_flush))
     rounds_.exchange(first_launch_ns_, last_complete_ns_, current_.bytes);
   deadline_.add(current_.exposed_ms);
   stats_.push_back(current_);
@@ -435,6 +528,7 @@ void Replica::moved(bool is_flush) {
 }
 
 void Replica::reduce_sums() {
+  if (device_) return device_->reduce_sums(options_.reduce_in_group, 2 * options_.timeout_ms);
   static_assert(sizeof(SumsPod) == 5 * sizeof(double));
   std::vector<double> flat(sums_.size() * 5);
   std::memcpy(flat.data(), sums_.data(), flat.size() * sizeof(double));
@@ -444,10 +538,16 @@ void Replica::reduce_sums() {
 
 void Replica::end(const Action& action) {
   const int64_t every = options_.co2.check_every;
-  const uint64_t hash = every > 0 && action.round % every == 0 ? anchor_hash() : 0;
-  own_header_ = header_of(sums_, action.round, action.steps, config_hash_, hash);
+  const bool compares_anchor = every > 0 && action.round % every == 0;
+  own_header_ = header_of(sums_, action.round, action.steps, config_hash_,
+                          device_ == nullptr && compares_anchor ? anchor_hash() : 0);
   if (is_weighted()) own_header_.steps *= options_.co2.samples;
-  if (options_.co2.rule == OuterRule::streaming) forget_sums();
+  if (device_) device_->header(own_header_, compares_anchor);
+  if (options_.co2.rule != OuterRule::streaming) return;
+  if (device_)
+    device_->forget_sums();
+  else
+    forget_sums();
 }
 
 /// An exchange has the sums of its own fragment alone.

@@ -1,4 +1,5 @@
-// One rank of a data parallel run on CPU memory: the engine's actions, carried out over an AsyncCollective.
+// One rank of a data parallel run: the engine's actions, carried out over an AsyncCollective, on memory of the host or
+// of a GPU.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,9 @@
 #include "src/train/co2/buckets.h"
 #include "src/train/co2/control.h"
 #include "src/train/co2/deadline.h"
+#include "src/train/co2/device_state.h"
 #include "src/train/co2/engine.h"
+#include "src/train/co2/options.h"
 #include "src/train/co2/pass.h"
 #include "src/train/co2/round_trace.h"
 
@@ -38,15 +41,19 @@ struct ReplicaOptions {
   /// A boundary waits for all buckets before the first pass, and one whose launch fails is gone through. So a failure
   /// leaves the anchor of before or after a boundary, never of both.
   bool is_boundary_whole = false;
-  int threads = 0;       // of the pass; 0: chosen
-  int shard_degree = 1;  // ranks of a group
+  int threads = 0;         // of the pass; 0: chosen
+  int shard_degree = 1;    // ranks of a group
+  int device = -1;         // parameters are memory of this GPU, and the state beside them is, too; -1: of the host
+  void* stream = nullptr;  // cudaStream_t of the first calls, with a device
+  /// Makes the state with a device; for tests. Null: open_device_state.
+  std::function<std::unique_ptr<DeviceState>(const DeviceStateOptions&)> open_state;
   /// Adds up over the group; needed where shard_degree > 1.
   std::function<void(std::span<double>)> reduce_in_group;
   /// At the switch to cool-down: the mean over the groups of what the inner optimizer keeps.
   std::function<void()> average_inner;
 };
 
-/// Of the round whose increment a boundary took in.
+/// The round whose increment a boundary took in. On a GPU it is known at the next boundary, or behind a flush.
 struct RoundStats {
   int64_t round = 0, steps = 0, bytes = 0;
   int64_t link_bytes = 0;          // sent by this rank, by the count of an emulated link; header and meetings included
@@ -65,8 +72,8 @@ class Replica {
   /// Compares options and parameters with all groups: PlanMismatch on all of them where they differ. Throws
   /// InvalidArgument for what is refused, before anything moved.
   Replica(const ReplicaOptions& options, std::vector<Parameter> parameters, AsyncCollective& outer);
-  /// Aborts `outer` where tickets are open, and waits for them. Memory that a transport may still write to then stays
-  /// with the process.
+  /// Aborts `outer` where tickets are open, those that a stream waits for too, and waits for them. Memory that a
+  /// transport may still write to then stays with the process.
   ~Replica();
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
@@ -76,11 +83,20 @@ class Replica {
   /// The next on_inner_step reads or writes parameters.
   bool needs_parameters() const { return engine_.next_step_has_actions(); }
   /// After each attempted inner step, skipped ones included; `lr`: of the inner optimizer. Does the boundary where one
-  /// is due. Throws Timeout, PeerLost, Desync, NonFinite.
+  /// is due. Throws Timeout, PeerLost, Desync, NonFinite. With a device it queues the boundary on the stream, and
+  /// throws what came of the one before; it waits for none but that, and with is_boundary_whole, is_deadline_auto or
+  /// several ranks a group for the other groups.
   void on_inner_step(double lr);
   /// Everything on its way goes in: x = a, equal in all groups.
   void flush();
 
+  /// With a device: the stream of later calls.
+  void use(void* stream);
+
+  int64_t elements() const { return elements_; }
+  /// Copies the anchor to a span of the size elements().
+  void copy_anchor(std::span<float> anchor) const;
+  /// Anchor and momentum in the host's memory; empty with a device.
   std::span<const float> anchor() const { return anchor_; }
   std::span<const float> momentum() const { return momentum_; }
   /// FNV-1a of anchor and momentum (I3).
@@ -88,7 +104,7 @@ class Replica {
   const Engine& engine() const { return engine_; }
   const ControlPod& control() const { return control_; }
   const std::vector<BucketRange>& buckets() const { return buckets_; }
-  /// Of the last rounds, at most kKeptRounds.
+  /// The last rounds, at most kKeptRounds.
   const std::deque<RoundStats>& stats() const { return stats_; }
   static constexpr size_t kKeptRounds = 4096;
   /// Rounds of this rank as spans that lie beside those of `overlace sim graph co2`. A flush shows only the exchange
@@ -117,7 +133,16 @@ class Replica {
   void moved(bool is_flush);
   void end(const Action& action);
   void run_due();
+  void carry_out_due();
   void settle();
+  void took_in(const FactsPod& facts, const KnobsPod& knobs, int64_t now_ns, bool is_flush);
+  void take_reports();
+  void hold_image();
+  void drop_image();
+  StateImage image();
+  StreamRef stream() const { return device_ == nullptr ? StreamRef::cpu() : device_->stream(); }
+  bool waits_on_host() const { return device_ == nullptr || options_.is_boundary_whole || options_.is_deadline_auto; }
+  void note_times(Ticket ticket);
   bool waits_at_once() const;
   int64_t timeout_ms() const { return options_.is_deadline_auto ? deadline_.ms() : options_.timeout_ms; }
   void forget_sums();
@@ -130,6 +155,12 @@ class Replica {
   PassMemory memory();
   Bucket sent_of(int bucket, int64_t round);
   size_t slot(int bucket) const { return static_cast<size_t>(bucket + 1); }
+  bool has_momentum() const { return options_.co2.outer_momentum > 0 || options_.co2.kappa > 0; }
+  bool has_kept() const { return keep_of(options_.co2, outer_.size()) > 0; }
+  bool has_residual() const { return options_.wire_dtype != DType::fp32; }
+  /// The type of the wire buffer: what travels as int8 is packed by the transport.
+  static DType kept_dtype(DType wire) { return wire == DType::i8 ? DType::fp32 : wire; }
+  static constexpr int64_t kNoRound = -2;
 
   const ReplicaOptions options_;
   std::vector<Parameter> parameters_;
@@ -141,6 +172,18 @@ class Replica {
   double all_samples_ = 0;                   // of unequal groups: what all of them see in whole rounds
   std::vector<float> anchor_, momentum_, kept_, residual_;  // momentum_, kept_: empty where the rule has none
   std::vector<char> wire_;
+  std::vector<char> image_;              // with a device: the parameters, while a checkpoint is made or loaded
+  std::unique_ptr<DeviceState> device_;  // null: the state is what lies here
+  int64_t elements_ = 0;
+  bool has_incoming_ = false;   // of the boundary that is under way
+  std::vector<Ticket> waited_;  // by the stream, in this boundary
+  struct Queued {               // a boundary that the stream may not have come to
+    RoundStats stats;
+    KnobsPod knobs;
+    std::vector<Ticket> waited;
+    bool is_flush = false, is_flushing = false;  // it is what a flush ends with; one of its boundaries
+  };
+  std::deque<Queued> queued_;
   std::vector<PassTensor> tensors_;
   std::vector<TensorPod> bounds_;
   std::vector<SumsPod> sums_;

@@ -62,8 +62,14 @@ class Reader {
 std::string Replica::save() {
   if (engine_.next().kind != Action::Kind::none)
     throw_error(Errc::invalid_argument, "save: a boundary has failed half way, wanted: between inner steps");
+  if (device_) take_reports();
   settle();
-  return dump();
+  if (device_ == nullptr) return dump();
+  hold_image();
+  device_->download(image());
+  std::string saved = dump();
+  drop_image();
+  return saved;
 }
 
 std::string Replica::dump() const {
@@ -88,7 +94,9 @@ std::string Replica::dump() const {
   out.array(kept_);
   out.array(residual_);
   out.array(wire_);
-  for (const Parameter& p : parameters_) out.put(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
+  if (device_) out.array(image_);
+  for (const Parameter& p : parameters_)
+    if (device_ == nullptr) out.put(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
   front.bytes = out.text.size() + sizeof(uint64_t);
   std::memcpy(out.text.data(), &front, sizeof front);
   out.value(runtime::hash_text(out.text));
@@ -113,15 +121,23 @@ Status Replica::load(std::string_view bytes) {
     return error(Errc::corrupt, "checkpoint of CO2: its checksum is {}, wanted: {}", runtime::hash_text(body), hash);
   if (front.groups != static_cast<uint64_t>(outer_.size()))
     return error(Errc::stale, "checkpoint of CO2: of {} groups, wanted: {}", front.groups, outer_.size());
-  if (front.config != own_hash_ || front.bytes != dump().size())
+  hold_image();
+  const size_t wanted = dump().size();
+  drop_image();
+  if (front.config != own_hash_ || front.bytes != wanted)
     return error(Errc::stale, "checkpoint of CO2: of a run with other options or parameters (hash {}), wanted: {}",
                  front.config, own_hash_);
+  if (device_) take_reports();
   settle();  // a round that is under way would write into what is loaded
+  hold_image();
   Reader in(bytes);
   EngineState state;
   in.value(front);
   in.value(state);
-  OVERLACE_TRY(engine_.load(state));
+  if (Status taken = engine_.load(state); !taken.ok()) {
+    drop_image();
+    return taken;
+  }
   in.value(control_);
   in.value(own_header_);
   in.value(*header_);
@@ -136,7 +152,13 @@ Status Replica::load(std::string_view bytes) {
   in.array(kept_);
   in.array(residual_);
   in.array(wire_);
-  for (const Parameter& p : parameters_) in.get(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
+  if (device_) {
+    in.array(image_);
+    device_->upload(image());
+    drop_image();
+  } else {
+    for (const Parameter& p : parameters_) in.get(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
+  }
   std::fill(tickets_.begin(), tickets_.end(), 0);
   failure_ = {};
   current_ = {};

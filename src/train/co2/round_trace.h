@@ -10,7 +10,7 @@
 
 namespace overlace::train {
 
-/// Of one rank. Times are those of now_ns().
+/// Spans of one rank. Times are those of now_ns().
 class RoundTrace {
  public:
   /// Inner steps begin here, and nothing before them counts.

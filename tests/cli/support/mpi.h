@@ -26,7 +26,7 @@ Command plainly(const std::vector<std::string>& words);
 
 /// The launcher's words and then the program's.
 std::vector<std::string> ranks_of(const Mpi& mpi, int ranks, const std::vector<std::string>& words);
-/// The same on `hosts` network namespaces.
+/// The launcher's words and the program's, on `hosts` network namespaces.
 std::vector<std::string> ranks_on_hosts(const Mpi& mpi, int hosts, int ranks_each,
                                         const std::vector<std::string>& words);
 

@@ -97,7 +97,7 @@ struct Ended {
 /// failed ends with status 1. Nothing of CUDA may have run in this process.
 Ended fork_ranks(int n, const std::vector<std::string>& variables, const std::function<void(Bootstrap&)>& body,
                  int64_t limit_ms = 120000);
-/// As run_gpu_threads, one process a rank; all must end with 0.
+/// Runs ranks as run_gpu_threads does, one process a rank; all must end with 0.
 void run_gpu_processes(int n, const std::vector<std::string>& variables, const std::function<void(GpuRank&)>& body,
                        const GpuOptions& options = {});
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -101,7 +102,9 @@ struct Problem {
   bool bias = false;
   std::vector<int64_t> row_offsets{};
   bool swiglu = false;  // ag_gemm, with an even n
+  std::optional<DType> out_dtype{};
 
+  DType result() const { return out_dtype.value_or(dtype); }
   int64_t columns() const { return swiglu ? n / 2 : n; }  // of the result
   spec::Activation activation() const { return swiglu ? spec::Activation::swiglu : spec::Activation::none; }
 };
@@ -116,7 +119,8 @@ class Site {
     op.n = p.n;
     op.k = p.k;
     op.ranks = channel.team().size();
-    op.dtype = op.out_dtype = p.dtype;
+    op.dtype = p.dtype;
+    op.out_dtype = p.result();
     op.b_layout = p.layout;
     op.bias = p.bias;
     op.activation = p.activation();
@@ -125,23 +129,25 @@ class Site {
     off_ = spec::row_offsets(op);
     a_ = make_a(rank_);
     b_ = make_b(rank_);
-    bias_ = std::make_unique<Matrix>(1, p.n, p.dtype);
+    bias_ = std::make_unique<Matrix>(1, p.n, p.result());
     fill(*bias_, 3, 0);
-    out_ = std::make_unique<Matrix>(out_rows(), p.columns(), p.dtype);
+    out_ = std::make_unique<Matrix>(out_rows(), p.columns(), p.result());
     want_ = reference();       // frees device memory, which waits for the device:
     channel.team().barrier();  // not beside the call of a peer that shares it
   }
 
   const spec::OpSpec& op() const { return op_; }
   Matrix& out() { return *out_; }
+  /// Operands as buffers of a schedule: A, and B as it is stored.
+  TensorView a() { return a_->device(); }
+  TensorView b() { return b_->device(); }
   int64_t mine() const { return off_[static_cast<size_t>(rank_) + 1] - off_[static_cast<size_t>(rank_)]; }
 
-  void run(const spec::Schedule& schedule) {
+  void run(const spec::Schedule& schedule) { run(schedule, p_.result()); }
+  /// With the bias's memory as of this type.
+  void run(const spec::Schedule& schedule, DType bias_dtype) {
     TensorView bias;
-    if (p_.bias) {
-      bias = bias_->device();
-      bias = TensorView::contiguous(bias.data, p_.dtype, {p_.n});
-    }
+    if (p_.bias) bias = TensorView::contiguous(bias_->device().data, bias_dtype, {p_.n});
     const TensorView b = p_.layout == spec::BLayout::nk ? b_->device().transposed() : b_->device();
     if (p_.op == "ag_gemm") {
       ops::run(channel_,
@@ -178,9 +184,9 @@ class Site {
   }
 
  private:
-  /// Of the output's type; of fp32, by the special function units, many.
+  /// The ulp of the output's type; of fp32, by the special function units, many.
   double ulp_of(double x) const {
-    const int bits = p_.dtype == DType::bf16 ? 7 : p_.dtype == DType::fp16 ? 10 : 16;
+    const int bits = p_.result() == DType::bf16 ? 7 : p_.result() == DType::fp16 ? 10 : 16;
     return std::ldexp(std::abs(x), -bits) + 0x1p-24;
   }
   int64_t out_rows() const { return p_.op == "gemm_rs" ? mine() : p_.m; }
@@ -207,7 +213,7 @@ class Site {
       b_views.push_back(p_.layout == spec::BLayout::nk ? b.back()->host().transposed() : b.back()->host());
     }
     TensorView bias;
-    if (p_.bias) bias = TensorView::contiguous(bias_->host().data, p_.dtype, {p_.n});
+    if (p_.bias) bias = TensorView::contiguous(bias_->host().data, p_.result(), {p_.n});
     return p_.op == "ag_gemm" ? ops::ag_gemm_reference(a_views, b_views[0], bias, p_.activation())
                               : ops::gemm_sum_reference(a_views, b_views, bias);
   }

@@ -142,7 +142,7 @@ std::string GpuTraffic::history() const {
   return text;
 }
 
-/// Of the second communicator, of all ranks.
+/// A sum over all ranks of the second communicator.
 void GpuTraffic::sum_beside() {
   NetEngine* net = second_.net();
   if (net == nullptr) return;
@@ -283,7 +283,8 @@ void GpuTraffic::destroy_graph(Road& on) {
   ++counts_["graph: destroyed"];
 }
 
-/// One rank gives a wrong operand to a shape that is new: all ranks refuse it.
+/// One rank gives a wrong operand. To a shape that is new: all ranks refuse it. To one that is known after all: that
+/// rank alone, which makes the call that its peers are in.
 void GpuTraffic::refuse(Road& on) {
   settle_if_shared();
   std::shared_ptr<ExactSite> site = make(on);
@@ -295,11 +296,11 @@ void GpuTraffic::refuse(Road& on) {
   } catch (const InvalidArgument&) {
     is_refused = true;
   }
-  // A shape that is known after all agrees with nobody: then only the bad rank knows, and the others have called.
-  const bool by_all = all(is_refused);
+  const bool by_all = all(is_refused), by_one = all(is_refused == (gpu_.rank == bad));
   ++counts_[by_all ? "refused by all" : "refused by one"];
-  if (!by_all)
+  if (!by_all && !by_one)
     throw InvalidArgument(Errc::internal, "a wrong a of one rank was not refused by all: " + site->problem().text());
+  if (!by_all && gpu_.rank == bad) site->run();
   site->call();
   settle_if_shared();
   on.known.push_back(site);

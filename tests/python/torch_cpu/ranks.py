@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -40,6 +41,7 @@ def _work(rank: int, ranks: int, store: str, pipe: Any) -> None:
     for size in SIZES:
         if rank < size:
             overlace.context_of(groups[size]).close()
+    gc.collect()  # models that hold a group: as the last one such a model may wait for ever
     dist.destroy_process_group()
 
 

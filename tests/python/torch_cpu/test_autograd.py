@@ -274,7 +274,7 @@ def test_gradients_of_bf16_are_as_good_as_the_unfused_ones():
 
 
 def error_of_ag_wgrad(group):
-    """Of each schedule, in bf16: sums grow in fp32 and are rounded once, as those of one product are."""
+    """The error of each schedule, in bf16: sums grow in fp32 and are rounded once, as those of one product are."""
     torch.manual_seed(8)
     size = group.size()
     x, dy = torch.randn(64 * size, 32).bfloat16(), torch.randn(64 * size, 24).bfloat16()

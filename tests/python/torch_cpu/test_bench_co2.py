@@ -74,3 +74,21 @@ def test_the_page_is_what_the_records_say() -> None:
     assert schema.check_file(co2_page.RECORDS) == []
     assert co2_page.PAGE.read_text() == co2_page.text(rows)
     assert all("emulated" in row["flags"] for row in rows)
+
+
+def test_the_program_for_gpus_on_cpu_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "records.jsonl"
+    words = "--device cpu --layers 1 --width 32 --vocabulary 64 --batch 2 --sequence 16 --tau 3 --host-tau 3 --rounds 4"
+    command = [sys.executable, str(ROOT / "bench" / "co2_gpu.py"), *words.split(), "--competitors", "alone,co2_host"]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = {row["competitor"]: row for row in records.read(out)}
+    assert sorted(rows) == ["alone", "co2_host"]
+    training = rows["co2_host"]["training"]
+    assert rows["co2_host"]["status"] == "ok"
+    assert training["pass_us"] > 0
+    assert training["host_us"] > 0
+    assert training["pass_of_copy"] > 0
+    assert "lost" in training
+    assert "waited" not in rows["alone"]["training"]

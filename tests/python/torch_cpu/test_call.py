@@ -11,7 +11,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-PLUGIN = Path(os.environ["OVERLACE_LIB"]).parent / "tests/toy_scale_ag_plugin.so"
+PLUGIN = Path(os.environ["OVERLACE_LIB"]).parent / "tests/toy_operator_plugin.so"
 
 
 def _numbers(rows, columns, seed):

@@ -411,6 +411,7 @@ def moved_memory(group):
     co2 = overlace.optim.CO2(model, inner, outer_group=group, tau=2, outer_timeout_s=20)
     model[0].weight.data = model[0].weight.data.clone()
     backward(model, group.rank(), 0)
+    co2.step()  # nobody looks until a round ends
     with pytest.raises(overlace.InvalidArgument, match=r"parameter 0\.weight has other memory"):
         co2.step()
     state = co2.state_dict()

@@ -60,7 +60,7 @@ def test_tau_is_chosen_after_three_rounds_by_who_comes_last_and_who_is_slowest()
 
 
 def by_hand(group):
-    """The same as rounds of 4, a flush, and rounds of the chosen length."""
+    """A run by hand of rounds of 4, a flush, and rounds of the chosen length."""
     model, co2 = start(group)
     played(group, co2)
     go_on(group, model, co2, 0, 40)

@@ -100,7 +100,7 @@ def train_inside(_group, kind, transport, options):
 
 
 def train_alone(group, options):
-    """The same with a group's two batches on one rank."""
+    """Trains with a group's two batches on one rank."""
     groups = groups_of(2)
     if groups.shard != 0:
         return None

@@ -248,6 +248,11 @@ def bad_values(group):
         wire_dtype=torch.int8,
         transport="process_group",
     )
+    expect(
+        overlace.Unsupported, "'nccl' with parameters that are not all on one GPU; supported: 'host'", transport="nccl"
+    )
+    expect(overlace.InvalidArgument, "link is '1GB/s' with transport 'nccl', wanted", transport="nccl", link="1GB/s")
+    expect(overlace.InvalidArgument, "transport is 'mpi', wanted one of 'auto', 'host',", transport="mpi")
     expect(overlace.Unsupported, "on_failure is 'drop_group' with tau 'auto'", on_failure="drop_group", tau="auto")
 
 

@@ -95,7 +95,7 @@ def rank_of(number, rank):
     co2.flush()
     end = t.flat(model)
     lost, groups = co2.lost_ranks, dist.get_process_group_ranks(co2.group)
-    # As a run of those that are left, from there.
+    # A run of those that are left goes on from there.
     again, other = t.start(co2.group, **{{**options, "on_failure": "abort"}})
     if begin is not None:
         other._put(begin[1])

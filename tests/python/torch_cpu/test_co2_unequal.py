@@ -140,7 +140,7 @@ def misused(group):
     expect(overlace.InvalidArgument, "samples is .* with rule eager", rule="eager")
     expect(overlace.InvalidArgument, "samples is .* with gap adaptive", gap="adaptive")
     expect(overlace.InvalidArgument, "samples is .* with warmup_sync_steps 2", warmup_sync_steps=2)
-    # Of equal groups each has the same tau.
+    # Each of equal groups has the same tau.
     expect(overlace.PlanMismatch, "options and parameters' shapes differ", samples=None)
     expect(overlace.PlanMismatch, "differ", samples=None if group.rank() == 0 else 8)
 

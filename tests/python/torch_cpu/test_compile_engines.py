@@ -122,7 +122,7 @@ def reduced_in_place(y):
 
 
 def gathered_into(x, n, dim=0):
-    """As GroupCoordinator.all_gather of SGLang."""
+    """What GroupCoordinator.all_gather of SGLang does."""
     output = torch.empty((n * x.shape[0], *x.shape[1:]), dtype=x.dtype)
     torch.ops.sglang.reg_all_gather_into_tensor(output, x, group_name=NAME)
     sizes = (*x.shape[:dim], n * x.shape[dim], *x.shape[dim + 1 :])

@@ -166,7 +166,7 @@ def in_place(group):
 
 
 def exchanges(group):
-    """The same where rows go from each rank to each."""
+    """Functions and operands where rows go from each rank to each."""
     n, linear = group.size(), torch.nn.functional.linear
     a, b, bias = whole(4 * n, 6, 3) + group.rank(), whole(5, 6, 4), whole(1, 5, 5)[0]
     blocks = whole(2 * n * 3, 6, 3).reshape(2 * n, 3, 6) + group.rank()

@@ -27,7 +27,7 @@ def operands(rank, rows, dtype=torch.float32):
 
 
 def products(splits, dtype=torch.float32):
-    """Of all ranks, cut into their blocks."""
+    """Products of all ranks, cut into their blocks."""
     out = []
     for rank, row in enumerate(splits):
         a, b, bias = operands(rank, sum(row), dtype)

@@ -66,7 +66,7 @@ class Dense:
 
 
 def tokens_of(rank, step):
-    """As many as each rank likes, none of one of them in some steps."""
+    """Tokens of a rank, as many as it likes, none of one of them in some steps."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     count = 0 if step % 5 == rank == 1 else 4 + (rank + step) % 4
     return torch.randn(count, HIDDEN, generator=generator)
@@ -79,12 +79,12 @@ def of_all(t, group):
 
 
 def routed(layer, x):
-    """As the layer does, on this rank."""
+    """Routes as the layer does, on this rank."""
     return overlace.ops.moe_router(x, layer.gate.weight.detach(), layer.expert_bias, **layer.routing)[0]
 
 
 def shards_of(dense_grads, layer):
-    """Of gradients by unsharded names those that this rank's parameters have."""
+    """Those gradients that this rank's parameters have, of gradients by unsharded names."""
     out = {n: dense_grads[n] for n, _ in layer.named_parameters() if n in dense_grads}
     for name, p in layer.expert_parameters().items():
         mine = [dense_grads[f"experts.{e}.{name}"] for e in layer.mine]
@@ -130,8 +130,27 @@ def test_same_as_dense(size, options):
     run_ranks(size, same_as_dense, options)
 
 
+def twice(group):
+    """A penalty on gradients is refused by all that reaches the experts, and training goes on."""
+    layer = layer_of(group, PLAIN, reduce_op="avg")
+    x = tokens_of(group.rank(), 1).requires_grad_()
+    loss = layer(x).square().sum()
+    first = torch.autograd.grad(loss, [x, *layer.parameters()], create_graph=True)
+    for t in (x, *layer.parameters()):
+        with pytest.raises(overlace.Unsupported, match=r"^moe: backward through its own gradients \(create_graph"):
+            torch.autograd.grad(first[0].square().sum(), t, retain_graph=True, allow_unused=True)
+    loss.backward()
+    for grad, p in zip(first[1:], layer.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, grad.detach())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_second_derivatives_are_refused(size):
+    run_ranks(size, twice)
+
+
 def losses(group):
-    """Of both in each step: fp32 of the layer, and of the dense one beside fp64."""
+    """Losses of both in each step: fp32 of the layer, and of the dense one beside fp64."""
     layer = layer_of(group, PLAIN)
     models = [Dense(drawn(PLAIN), dtype, PLAIN) for dtype in (torch.float32, torch.float64)]
     optimizers = [

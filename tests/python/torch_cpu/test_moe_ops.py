@@ -67,7 +67,7 @@ class Problem:
         return t.split(self.tokens)[rank]
 
     def mine(self, t, rank):
-        """Of what each expert has."""
+        """A rank's part of what each expert has."""
         return t[self.begin[rank] : self.begin[rank + 1]]
 
     def kept(self):
@@ -86,7 +86,7 @@ class Problem:
         return given | {"num_experts": self.case["experts"]}
 
     def operands(self, rank):
-        """As the operator takes them, with gradients."""
+        """Operands as the operator takes them, with gradients."""
         tokens = {name: self.part(getattr(self, name), rank) for name in ("x", "idx", "weights")}
         all_of = tokens | {name: self.mine(t, rank) for name, t in self.stacks.items()}
         return {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in all_of.items()}
@@ -250,14 +250,34 @@ def in_graphs(group):
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     assert torch._dynamo.utils.counters["graph_break"].total() == 0
-    (first,) = torch.autograd.grad(layer(operands).sum(), operands["x"], create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
-        first.sum().backward()
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_in_graphs(size):
     run_ranks(size, in_graphs)
+
+
+def twice(group):
+    """First gradients are there with create_graph, too; what goes through them, to whatever operand, is refused."""
+    rank = group.rank()
+    problem = Problem(CASE, group.size())
+    operands, dy = problem.operands(rank), problem.part(problem.dy, rank).clone().requires_grad_()
+    want, _, _ = run_step(operands, dy.detach(), group, **problem.options())
+    given = [t for n, t in operands.items() if n != "idx"]
+    out = overlace.ops.moe(**operands, group=group, **problem.options())
+    first = torch.autograd.grad(out, given, dy, create_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, (want[n] for n in operands if n != "idx"), strict=True))
+    for grad in first:
+        for t in (*given, dy):
+            with pytest.raises(overlace.Unsupported, match=r"^moe: backward through its own gradients \(create_graph"):
+                torch.autograd.grad(grad.sum(), t, retain_graph=True)
+    again, _, _ = run_step(operands, dy.detach(), group, **problem.options())  # nobody waits for a refused one
+    assert all(torch.equal(a, b) for a, b in zip(again.values(), want.values(), strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_second_derivatives_are_refused(size):
+    run_ranks(size, twice)
 
 
 def refusals(group):

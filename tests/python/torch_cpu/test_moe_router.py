@@ -99,6 +99,25 @@ def test_gradients_are_differences(score, renormalize):
         torch.testing.assert_close(derivative.double(), difference, rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("score", "renormalize"), [*itertools.product(["softmax", "sigmoid"], [False, True])])
+def test_second_derivatives(score, renormalize):
+    """Second derivatives by x, w_gate and what comes from behind, against float64 by torch, on the chosen experts."""
+    case = dict(zip(NAMES, (score, renormalize, False, 1, 3, 1.5, torch.float32), strict=True))
+    x, w_gate, _, upstream = operands(case, seed=8)
+
+    def second(function, dtype):
+        given = [t.to(dtype).requires_grad_() for t in (x, w_gate, upstream)]
+        first = torch.autograd.grad(function(*given[:2]), given[:2], given[2], create_graph=True)
+        return torch.autograd.grad(sum(grad.pow(3).sum() for grad in first), given)
+
+    idx, _ = overlace.ops.moe_router(x, w_gate, **options_of(case))
+    got = second(lambda *given: overlace.ops.moe_router(*given, **options_of(case))[1], torch.float32)
+    want = second(lambda *given: weights_of(scores_of(*given, score), idx, renormalize, 1.5), torch.float64)
+    for mine, exact in zip(got, want, strict=True):
+        assert exact.abs().max() > 0.01
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-3, atol=1e-5)
+
+
 def test_equal_scores_go_to_the_lower_expert():
     x, w_gate = torch.ones(2, 3), torch.ones(5, 3)
     idx, weights = overlace.ops.moe_router(x, w_gate, top_k=3)

@@ -32,7 +32,7 @@ overlace.ops.gemm_rs(x, w, group=group, plan="library")
 
 
 def recorded(folder, how, **variables):
-    """Of each rank: (depth, category, name) of its ranges in order."""
+    """Ranges of each rank in order: (depth, category, name)."""
     processes = []
     for rank in range(2):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "NVTX_INJECTION64_PATH": str(RECORDER), **variables}

@@ -246,7 +246,7 @@ def made_of(kind, *shapes, stepped=True, **options):
     ],
 )
 def test_states_are_refused(state, text):
-    """Of another optimizer, of other tables, without some; nothing is taken."""
+    """States of another optimizer, of other tables, without some; nothing is taken."""
     optimizer = RowwiseAdagrad([nn.Parameter(torch.zeros(ROWS, COLUMNS)), nn.Parameter(torch.zeros(4, 3))], LR)
     with pytest.raises(overlace.InvalidArgument, match=f"RowwiseAdagrad: .*({text})"):
         optimizer.load_state_dict(state())
@@ -274,7 +274,7 @@ def check_sharded(group, owners, is_sparse):
     mine, whole = (RowwiseAdagrad(model.parameters(), LR) for model in (layer, plain))
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
-        # Of each table and sample of all ranks, two of each, three entries.
+        # Three entries of each table and sample, of two samples of each rank.
         entries = [torch.randint(0, rows, (2 * group.size(), 3), generator=generator) for rows, _ in TABLES]
         own = torch.stack([part[2 * group.rank() : 2 * group.rank() + 2] for part in entries])
         for optimizer in (mine, whole):

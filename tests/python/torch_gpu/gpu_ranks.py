@@ -6,6 +6,7 @@ import os
 import pytest
 from rank_pool import Pool, end_all, serve
 
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # of processes of all tests: no multicast
 torch = pytest.importorskip("torch", reason="torch is not installed")
 overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -37,7 +38,6 @@ _pools = {}
 
 def run_ranks(size, body, *arguments, fresh=False, wait_s=300):
     """`body(group, *arguments)` on `size` ranks in a team of its own. `fresh`: in processes of its own, too."""
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if fresh:
         assert end_all() == []
     if size not in _pools or _pools[size].has_ended:

@@ -22,7 +22,7 @@ def drawn(rank, tokens, hidden, inter, experts, top_k, dtype):
 
 
 def dense(x, idx, weights, w1, w2):
-    """Of rounded operands, in fp32."""
+    """The layer of rounded operands, in fp32."""
     x, w1, w2 = x.float(), w1.float(), w2.float()
     out = torch.zeros_like(x)
     for e in range(len(w1)):
@@ -65,7 +65,7 @@ def test_a_dense_layer_gives_the_same(size, dtype):
 
 
 def gradients(group):
-    """Of the sum of all ranks' losses, against dense layers in fp32; in the second turn rank 0 has no tokens."""
+    """Gradients of the sum of all ranks' losses, against dense layers in fp32; in the second turn rank 0 is empty."""
     rank, options = group.rank(), {"num_experts": 7, "max_tokens": 512, "group": group}
     for tokens in (300, 0):
         wanted, parts = None, []

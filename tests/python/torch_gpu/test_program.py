@@ -6,6 +6,8 @@ OVERLACE_TEST_SEED what it is drawn from.
 import gc
 import os
 import random
+import re
+import tempfile
 import time
 
 import pytest
@@ -172,6 +174,40 @@ def end_of_another_context(group):
 
 def test_a_capture_survives_the_end_of_another_context():
     run_ranks(FEW, end_of_another_context)
+
+
+def out_of_heap(group):
+    """Two copies of the gathered rows are 1.25 GiB: more than the heap has at first, and than another may ever have."""
+    size, rank, m, n, k = group.size(), group.rank(), 40960, 1024, 8192
+    w = drawn(n, k, 7 + rank)
+    w[:, torch.arange(k) % 4 > 0] = 0  # so that sums are exact in bf16
+    rows = [drawn(m // size, k, 70 + r) for r in range(size)]
+    want = times(torch.cat(rows), w.t())
+    assert torch.equal(overlace.ops.ag_gemm(rows[rank], w.t(), group=group), want)
+    stats = overlace.context_of(group).stats()
+    assert stats.heap_growths >= 1 and stats.smaller_plans == 0, stats
+    other, kept = dist.new_group(list(range(size))), os.dup(2)
+    with tempfile.TemporaryFile("w+") as told:
+        os.dup2(told.fileno(), 2)
+        try:
+            with overlace.init(other, heap_bytes=64 << 20, max_heap_bytes=128 << 20, timeout_s=60) as context:
+                got = overlace.ops.ag_gemm(rows[rank], w.t(), group=other)
+                torch.cuda.synchronize()
+                stats = context.stats()
+        finally:
+            os.dup2(kept, 2)
+        told.seek(0)
+        said = told.read()
+    assert torch.equal(got, want)
+    assert stats.smaller_plans >= 1, stats
+    explained = re.search(r"M 40960 .*: library: .*schedules need more than \d+ bytes of heap", said)
+    assert (explained is not None) == (rank == 0), said
+
+
+@pytest.mark.skipif(GPUS < 2, reason="one GPU: one rank gathers nothing")
+def test_a_heap_grows_and_at_its_limit_the_library_is_taken(monkeypatch):
+    monkeypatch.setenv("OVERLACE_EXPLAIN", "1")
+    run_ranks(2, out_of_heap, fresh=True)
 
 
 def beside_an_all_reduce(group, op, plan):

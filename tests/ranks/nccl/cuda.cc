@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -16,7 +17,17 @@ std::atomic<int> g_alive = 0;
 thread_local std::map<std::string, int> t_faults;
 thread_local int t_device = 0;
 
+std::string g_fault;  // of any thread
+std::mutex g_fault_mutex;
+
 bool fails(const char* call) {
+  {
+    const std::lock_guard lock(g_fault_mutex);
+    if (g_fault == call) {
+      g_fault.clear();
+      return true;
+    }
+  }
   const auto found = t_faults.find(call);
   if (found == t_faults.end() || --found->second > 0) return false;
   t_faults.erase(found);
@@ -38,11 +49,17 @@ struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
   std::unique_ptr<CUgraph_st> graph;
   unsigned long long capture = 0;
 
+  bool is_running = false;
+
+  /// What waits for another stream runs that one, which may wait for this one in turn.
   unsigned long long run() {
+    if (is_running) return first;
+    is_running = true;
     while (!queue.empty() && queue.front()()) {
       queue.pop_front();
       ++first;
     }
+    is_running = false;
     return first;
   }
 };
@@ -58,7 +75,7 @@ std::shared_ptr<CUstream_st> stream_of(cudaStream_t stream) {
   return stream == nullptr ? legacy : stream->shared_from_this();
 }
 
-/// Of all streams that are not destroyed.
+/// All streams that are not destroyed.
 std::vector<std::shared_ptr<CUstream_st>> g_streams;
 
 }  // namespace
@@ -71,6 +88,11 @@ void enqueue(cudaStream_t stream, Work work) {
 }
 
 void fail(const std::string& call, int nth) { t_faults[call] = nth; }
+
+void fail_anywhere(const std::string& call) {
+  const std::lock_guard lock(g_fault_mutex);
+  g_fault = call;
+}
 
 void begin_capture(cudaStream_t stream) {
   static unsigned long long captures = 0;
@@ -96,6 +118,8 @@ std::vector<const void*>& asked_kernels() {
 int alive() { return g_alive; }
 
 }  // namespace overlace::test::nccl::cuda
+
+using overlace::test::nccl::cuda::enqueue;
 
 extern "C" {
 
@@ -128,8 +152,22 @@ cudaError_t cudaFree(void* memory) {
   --g_alive;
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) {
-  return fails("cudaMemsetAsync") ? cudaErrorInvalidValue : cudaSuccess;
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  if (fails("cudaMemsetAsync")) return cudaErrorInvalidValue;
+  enqueue(stream, [=] { return std::memset(memory, value, bytes) == memory; });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  if (fails("cudaMemcpyAsync")) return cudaErrorInvalidValue;
+  enqueue(stream, [=] { return std::memcpy(to, from, bytes) == to; });
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return cudaMalloc(memory, bytes); }
+cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
+  attributes->type = cudaMemoryTypeDevice;
+  attributes->device = t_device;
+  return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   if (fails("cudaStreamCreate")) return cudaErrorMemoryAllocation;
@@ -137,6 +175,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   g_streams.push_back(std::make_shared<CUstream_st>());
   *stream = g_streams.back().get();
   ++g_alive;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* highest) {
+  *least = 0;
+  *highest = -5;
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -188,6 +234,22 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const std::lock_guard lock(g_mutex);
   return event->stream == nullptr || event->stream->run() >= event->behind ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
+  *ms = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  std::shared_ptr<CUstream_st> awaited;
+  unsigned long long behind = 0;
+  {
+    const std::lock_guard lock(g_mutex);
+    awaited = event->stream;
+    behind = event->behind;
+  }
+  // The event may be recorded again meanwhile.
+  if (awaited != nullptr) enqueue(stream, [=] { return awaited->first >= behind || awaited->run() >= behind; });
+  return cudaSuccess;
 }
 cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy, unsigned, unsigned) {
   if (fails("cudaUserObjectCreate")) return cudaErrorMemoryAllocation;

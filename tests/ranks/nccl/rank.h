@@ -114,7 +114,7 @@ struct Rank {
     if (opened.ok()) engine = std::move(*opened);
     return opened.status();
   }
-  /// As a runtime ends its engine.
+  /// Ends the engine as a runtime does.
   void close() {
     if (engine != nullptr && host.cause().code != Errc::ok) engine->abort();
     engine.reset();

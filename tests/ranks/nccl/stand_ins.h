@@ -20,6 +20,8 @@ namespace cuda {
 void enqueue(cudaStream_t stream, Work work);
 /// The `nth` call of this name by this thread from now on fails.
 void fail(const std::string& call, int nth = 1);
+/// The next call of this name by any thread fails.
+void fail_anywhere(const std::string& call);
 /// From here on the stream is captured; what runs at its end belongs to the graph until that is destroyed.
 void begin_capture(cudaStream_t stream);
 cudaGraph_t end_capture(cudaStream_t stream);
@@ -44,7 +46,7 @@ struct Fault {
   ncclResult_t code = ncclSystemError;
 };
 
-/// Of communicators; each is destroyed or aborted once, or leaked.
+/// Counts of communicators; each is destroyed or aborted once, or leaked.
 struct Counts {
   int opened = 0, destroyed = 0, aborted = 0;
 };
@@ -58,9 +60,9 @@ class Library {
   /// Where collectives are put; without it they are done at once.
   virtual void set_streams(void (*enqueue)(cudaStream_t, Work)) = 0;
   virtual void set_version(int version) = 0;
-  /// As NCCL_COMM_BLOCKING does: 0 or 1 of all communicators, -1 what each was made with.
+  /// Does what NCCL_COMM_BLOCKING does: 0 or 1 of all communicators, -1 what each was made with.
   virtual void set_blocking(int blocking) = 0;
-  /// Of the calling thread, for calls without a communicator.
+  /// The rank of the calling thread, for calls without a communicator.
   virtual void set_rank(int rank) = 0;
   virtual void add(const Fault& fault) = 0;
   /// Faults that have not happened.
@@ -71,7 +73,7 @@ class Library {
   virtual Counts counts() = 0;
   /// Calls under way in any thread.
   virtual int running() = 0;
-  /// Of NCCL's group that the calling thread is in.
+  /// The depth of NCCL's group that the calling thread is in.
   virtual int group_depth() = 0;
   /// What NCCL would take amiss or crash of, in words: dead communicators, calls out of place.
   virtual std::vector<std::string> misuses() = 0;

@@ -34,7 +34,7 @@ class Filtered final : public runtime::Observer {
   Explorer& explorer_;
 };
 
-/// As after open: nothing was ever signalled.
+/// Clears what a runtime has as it is after open: nothing was ever signalled.
 void clear(Runtime& runtime) {
   CpuAgent& agent = *runtime::cpu_agent(runtime);
   char* const own = agent.bases[static_cast<size_t>(agent.rank)];

@@ -10,7 +10,7 @@ struct Held {
   size_t descriptors = 0, threads = 0, heaps = 0;
   size_t bytes = 0;  // allocated and not freed; 0 where a sanitizer allocates
 };
-/// Of this process, now.
+/// What this process holds now.
 Held held();
 std::string text_of(const Held& held);
 

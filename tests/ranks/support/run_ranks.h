@@ -22,7 +22,7 @@ inline const char* mode_name(Mode mode) {
   return mode == Mode::threads ? "threads" : mode == Mode::threads_adversary ? "threads_adversary" : "processes";
 }
 inline void PrintTo(Mode mode, std::ostream* out) { *out << mode_name(mode); }
-/// Of a parameterised test: "processes_3".
+/// The name of a parameterised test: "processes_3".
 inline std::string mode_test_name(const testing::TestParamInfo<std::tuple<int, Mode>>& info) {
   return std::string(mode_name(std::get<1>(info.param))) + "_" + std::to_string(std::get<0>(info.param));
 }
@@ -64,7 +64,7 @@ RuntimeOptions runtime_options(Mode mode, const RankOptions& options);
 /// stays in the child, only failures come back.
 void run_ranks(int n, Mode mode, const std::function<void(Runtime&)>& body, const RankOptions& options = {});
 
-/// As above without a runtime: the body opens one (or does not). Returns nothing; failures as above.
+/// Runs ranks without a runtime: the body opens one (or does not). Returns nothing; failures as above.
 void run_bootstraps(int n, Mode mode, const std::function<void(Bootstrap&)>& body);
 
 }  // namespace overlace::test

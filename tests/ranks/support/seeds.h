@@ -13,7 +13,7 @@ struct Seeds {
 
 /// Throws InvalidArgument with the text and what is accepted. "": one seed, drawn.
 Seeds parse_seeds(std::string_view text);
-/// Of this process's environment.
+/// The seeds of this process's environment.
 const Seeds& seeds();
 
 }  // namespace overlace::test

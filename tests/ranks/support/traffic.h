@@ -26,7 +26,7 @@ class Traffic {
   /// All ranks have made the same steps and come to the same ends: nothing is under way, nothing was left over.
   void settle();
   const Counts& counts() const { return counts_; }
-  /// Of the symmetric heap, by all shapes so far: more than it has forces evictions.
+  /// Bytes asked of the symmetric heap, by all shapes so far: more than it has forces evictions.
   uint64_t asked_bytes() const { return asked_bytes_; }
 
  private:
@@ -54,7 +54,7 @@ class Traffic {
   size_t index(size_t size) { return static_cast<size_t>(dice_.number(0, static_cast<int64_t>(size) - 1)); }
   /// A call that no channel has made before; no shard is empty.
   Case fresh(int ranks);
-  /// Of right operands: "" if the result is right, or if the heap is full (on all ranks: settle compares).
+  /// A call with right operands: "" if the result is right, or if the heap is full (on all ranks: settle compares).
   std::string call(Operands& operands);
   /// Code of what `operands` throws, "ok" if nothing; the text goes to `text`.
   std::string outcome(Operands& operands, std::string* text);

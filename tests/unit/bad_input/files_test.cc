@@ -109,12 +109,12 @@ const Case kConfigs[] = {
     config("ConfigText", "\"llama\"", Errc::corrupt, "c.json: the document is a string, wanted an object"),
     config("ConfigWithoutType", "{}", Errc::invalid_argument,
            "c.json: key \"model_type\" is missing, wanted one of llama, qwen2, qwen3, mistral, mixtral, "
-           "qwen2_moe, qwen3_moe, gpt2, gpt3"),
+           "qwen2_moe, qwen3_moe, deepseek_v3, gpt2, gpt3"),
     config("ConfigTypeList", R"({"model_type": ["llama"]})", Errc::invalid_argument,
            "c.json: key \"model_type\" is [\"llama\"], wanted a string"),
     config("ConfigOtherType", R"({"model_type": "mamba"})", Errc::not_supported,
            "c.json: key \"model_type\" is \"mamba\"; supported: llama, qwen2, qwen3, mistral, mixtral, "
-           "qwen2_moe, qwen3_moe, gpt2, gpt3"),
+           "qwen2_moe, qwen3_moe, deepseek_v3, gpt2, gpt3"),
     config("ConfigWithoutHidden", R"({"model_type": "llama"})", Errc::invalid_argument,
            "c.json: key \"hidden_size\" is missing, wanted an integer from 1 to 1048576"),
     config("ConfigHiddenFraction", R"({"model_type": "llama", "hidden_size": 64.5})", Errc::invalid_argument,
@@ -148,11 +148,11 @@ const Case kConfigs[] = {
     {"ConfigUnknownName", [] { (void)model::load_config("Llama-9").value(); }, Errc::invalid_argument,
      "config \"Llama-9\": no such file and no shipped name, wanted a config.json or one of tiny, tiny-moe, "
      "Llama-3.1-8B, Llama-3.1-70B, Qwen3-8B, Qwen3-32B, Mistral-7B-v0.1, Mixtral-8x7B, "
-     "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, GPT-3-175B"},
+     "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, DeepSeek-V3, GPT-3-175B"},
     {"ConfigMissingFile", [] { (void)model::load_config("/nowhere/c.json").value(); }, Errc::io,
      "config \"/nowhere/c.json\": no such file and no shipped name, wanted a config.json or one of tiny, tiny-moe, "
      "Llama-3.1-8B, Llama-3.1-70B, Qwen3-8B, Qwen3-32B, Mistral-7B-v0.1, Mixtral-8x7B, "
-     "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, GPT-3-175B"},
+     "Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, DeepSeek-V3, GPT-3-175B"},
 };
 
 Case weights(const char* name, const std::string& bytes, Errc code, const char* why) {

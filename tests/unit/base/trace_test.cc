@@ -248,6 +248,14 @@ TEST(Trace, RefusesLyingChromeEvents) {
   EXPECT_EQ(parse_refusal(with(R"({"ph":"f","id":3,"name":"a","pid":1,"tid":1,"ts":1})")),
             "t.json: trace event 2: flow 3 ends before its start");
   EXPECT_EQ(parse_refusal(with(R"({"ph":"s","id":3,"name":"a","pid":1,"tid":1,"ts":1})")), "t.json: flow 3 never ends");
+  const auto flow = [&](const std::string& at_ns) {
+    const std::string rest = R"(","id":3,"name":"a","pid":1,"tid":1,"ts":1,"args":{"at_ns":)" + at_ns + "}}";
+    return with(R"({"ph":"s)" + rest + R"(,{"ph":"f)" + rest);
+  };
+  for (const char* limit : {"4611686018427387904", "-4611686018427387904"})
+    EXPECT_EQ(parse_refusal(flow(limit)), "parsed");
+  for (const char* beyond : {"4611686018427387905", "-4611686018427387905"})
+    EXPECT_EQ(parse_refusal(flow(beyond)), "t.json: trace event 2: at_ns: out of range");
   for (const char* event :
        {"7", R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1e300,"dur":2})",
         R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":-2})", R"({"ph":"X","name":4,"pid":1,"tid":1,"ts":1})",
@@ -268,6 +276,15 @@ TEST(Trace, RefusesLyingPackets) {
   EXPECT_NE(parse_refusal(std::string("\n\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11)), "parsed");
   // An event on a track that nobody described: packet { track_event { type: 1 track_uuid: 9 } }.
   EXPECT_EQ(parse_refusal("\n\x06\x5A\x04\x48\x01\x58\x09"), "t.json: Perfetto packet 1: track 9 was not described");
+}
+
+/// The end of a flow is made that of another one, so that each has one of the two.
+TEST(Trace, RefusesAFlowThatLacksAnEnd) {
+  std::string packets = to_perfetto(sample());
+  const size_t at = packets.find("\x81\x03");  // field 48, a fixed64
+  ASSERT_NE(at, std::string::npos);
+  packets[at + 2] = static_cast<char>(packets[at + 2] ^ 0x40);
+  EXPECT_NE(parse_refusal(packets).find("lacks an end"), std::string::npos) << parse_refusal(packets);
 }
 
 TEST(Trace, RefusesPacketsOfAnotherSchema) {

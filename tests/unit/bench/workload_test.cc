@@ -53,7 +53,7 @@ TEST_F(WorkloadTest, OutputsStayWhereCapturedCallsWrite) {
   EXPECT_FALSE(workload.difference()->same_bits) << "what is compared with is a copy";
 }
 
-/// Of an operator that normalizes its sums both results are looked at, whatever the other one is.
+/// Both results of an operator that normalizes its sums are looked at, whatever the other one is.
 TEST_F(WorkloadTest, ANormIsCheckedAndComparedToo) {
   const Case one{.name = "one row", .op = "gemm_ar_norm", .m = 1, .n = 16, .k = 64, .dtype = DType::fp32};
   Workload workload = made(one);

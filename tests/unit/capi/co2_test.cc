@@ -116,6 +116,30 @@ ovl_co2_options options_of() {
   return options;
 }
 
+TEST(CapiCo2, MemoryOfAGpuIsForTransportsThatTakeIt) {
+  int32_t host = -1, nccl = -1;
+  ASSERT_EQ(ovl_co2_device_transports(&host, &nccl), OVL_OK) << ovl_error_text();
+  EXPECT_TRUE(host == 0 || host == 1);
+  EXPECT_LE(nccl, host);
+  EXPECT_EQ(ovl_co2_device_transports(nullptr, &nccl), OVL_INVALID_ARGUMENT);
+  Alone alone;
+  const ovl_collective collective = collective_of(alone);
+  float value = 1;
+  ovl_co2_parameter parameter{"p", &value, 1, OVL_FP32, 0};
+  ovl_co2_options options = options_of();
+  ovl_co2* co2 = nullptr;
+  EXPECT_EQ(ovl_co2_open_nccl(&options, &parameter, 1, nullptr, 0, &co2), OVL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ovl_error_text()).find("on_device is 0, wanted 1"), std::string::npos) << ovl_error_text();
+  options.on_device = 1;
+  EXPECT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ovl_error_text()).find("on_device is 1, wanted 0"), std::string::npos) << ovl_error_text();
+  options.device = -1;
+  EXPECT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_INVALID_ARGUMENT);
+  options.on_device = 2;
+  EXPECT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_INVALID_ARGUMENT);
+  EXPECT_EQ(alone.launched, 0);
+}
+
 TEST(CapiCo2, AnAbortTellsTheTransportWhy) {
   Alone alone;
   const ovl_collective collective = collective_of(alone);

@@ -153,10 +153,31 @@ TEST(Program, RefusesBindingsOfAnotherShape) {
   const base::Status shape = check_bindings(**program, operands.bindings);
   EXPECT_EQ(shape.code(), Errc::plan_mismatch);
   EXPECT_NE(shape.message().find("made for C (4, 3) fp32, the call gives (3, 3) fp32"), std::string::npos);
-  operands.bindings.erase("C");
-  const base::Status missing = check_bindings(**program, operands.bindings);
-  EXPECT_EQ(missing.code(), Errc::invalid_argument);
-  EXPECT_NE(missing.message().find("buffer C is not bound"), std::string::npos);
+  Bindings without, undefined = operands.bindings;
+  for (const auto& [name, view] : operands.bindings)
+    if (name != "C") without[name] = view;
+  undefined["C"] = {};
+  for (const Bindings& bindings : {without, undefined}) {
+    const base::Status missing = check_bindings(**program, bindings);
+    EXPECT_EQ(missing.code(), Errc::invalid_argument);
+    EXPECT_NE(missing.message().find("buffer C is not bound"), std::string::npos);
+  }
+}
+
+TEST(Bindings, ANameIsBoundAnewToOtherMemory) {
+  std::vector<float> one(6), other(6);
+  const auto view = [](std::vector<float>& values) {
+    return TensorView::contiguous(values.data(), DType::fp32, {2, 3});
+  };
+  Bindings bindings = {{"A", view(one)}, {"B", view(one)}};
+  EXPECT_FALSE(bindings.contains("C"));
+  EXPECT_EQ(bindings.find("C"), bindings.end());
+  bindings["B"] = view(other);
+  bindings["C"] = view(other);
+  EXPECT_EQ(bindings.end() - bindings.begin(), 3);
+  EXPECT_EQ(bindings.find("A")->second.data, one.data());
+  EXPECT_EQ(bindings.find("B")->second.data, other.data());
+  EXPECT_EQ(bindings.find("C")->second.data, other.data());
 }
 
 /// Kernels that tell groups of tiles take most: two shapes of a model and one more fit beside each other.

@@ -118,7 +118,7 @@ TEST(Timeline, AnAddThatLooksLateByTheClocksIsStillTheSource) {
   EXPECT_EQ(trace.arrows[0].name, "arrived[0]");
   EXPECT_EQ(trace.arrows[0].from_ns, 50000);
   EXPECT_EQ(trace.arrows[0].to_ns, 50000);
-  // Of adds at one time the one that was recorded first, whether they look late or not.
+  // Among adds at one time the one that was recorded first counts, whether they look late or not.
   for (const int64_t seen_ns : {48000, 52000}) {
     base::Trace alike;
     for (const char* lane : {"ce 0", "ce 1"}) alike.arrows.push_back(sent_half("arrived[0]", 1, 0, lane, 50000, 1));

@@ -71,7 +71,7 @@ TEST(Generate, DcsbmHasTheSkewAndHomophilyThatWereMeasured) {
   const CscView graph = dataset.graph();
   // Loops are dropped: 4 % here, 1.3 % of 2^20 vertices.
   EXPECT_NEAR(static_cast<double>(graph.num_edges()) / (2.0 * 16 * (1 << 17)), 0.96, 0.01);
-  // Of 2^20 vertices .497 and .750; fewer vertices are less skewed, as the cap of weights is lower.
+  // With 2^20 vertices .497 and .750; fewer vertices are less skewed, as the cap of weights is lower.
   EXPECT_NEAR(share_of_top(graph, 0.01), 0.44, 0.05);
   EXPECT_NEAR(share_of_top(graph, 0.10), 0.72, 0.05);
   const auto indices = std::get<std::span<const int32_t>>(graph.indices);

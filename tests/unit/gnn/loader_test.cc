@@ -55,6 +55,15 @@ void check_loaded(const LoadedBatch& batch, const TraceFile& trace) {
   ASSERT_TRUE(same(batch.blocks.indices, wanted.indices));
   const auto labels = world().dataset.labels();
   for (size_t i = 0; i < batch.labels.size(); ++i) ASSERT_EQ(batch.labels[i], labels[wanted.inputs[i]]);
+  ASSERT_TRUE(same(batch.ids, wanted.inputs));
+  ASSERT_TRUE(same(batch.classes, batch.labels));
+  ASSERT_EQ(batch.edges.size(), 2 * wanted.indices.size());
+  for (size_t v = 0; v + 1 < wanted.indptr.size(); ++v)
+    for (size_t k = wanted.indptr[v]; k < wanted.indptr[v + 1]; ++k) {
+      ASSERT_EQ(batch.edges[k], wanted.indices[k]);
+      ASSERT_EQ(batch.edges[wanted.indices.size() + k], static_cast<int64_t>(v));
+    }
+  EXPECT_GE(batch.bytes, static_cast<int64_t>(batch.rows.size_bytes() + batch.ids.size_bytes()));
   const auto row_bytes = static_cast<size_t>(world().dataset.description().features.row_bytes);
   ASSERT_EQ(batch.rows.size(), wanted.inputs.size() * row_bytes);
   for (size_t i = 0; i < wanted.inputs.size(); ++i)

@@ -124,7 +124,7 @@ TEST(Belady, ReadsAsFewRowsAsAnyPolicyCouldInACycleFromItsStart) {
       const LevelPlan plan = planned(trace, {.gpu_rows = 1, .cpu_rows = cpu});
       const int64_t read = rows_read(plan);
       EXPECT_GE(read, fewest_rows(trace, cpu, bits_of(plan.start.cpu), bits_of(plan.start.gpu)));
-      // Of all sets to begin with the best one: ours may be another, seldom a worse one.
+      // The best of all sets to begin with is looked for: ours may be another, seldom a worse one.
       int64_t best = read;
       for (uint32_t start = 0; start < 256; ++start)
         if (std::popcount(start) == cpu && (start & bits_of(plan.start.gpu)) == 0)

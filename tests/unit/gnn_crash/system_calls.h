@@ -49,7 +49,7 @@ inline std::string path_of(int fd) {
   return n < 0 ? "" : std::string(path, static_cast<size_t>(n));
 }
 
-/// Of which a full disk knows.
+/// Whether a step fails on a full disk.
 inline bool needs_room(Step step) { return step != Step::sync; }
 
 /// Errno that the call ends with, 0: it goes on; *half: writes half of it, then dies.

@@ -179,6 +179,113 @@ TEST(ConfigExperts, NamesKeyAndValueOfWhatIsWrong) {
   EXPECT_EQ(got.status().code(), Errc::not_supported);
 }
 
+using Members = std::map<std::string, std::string>;
+
+std::string deepseek(const Members& changed = {}) {
+  Members all = changed;
+  all.insert({{"model_type", "\"deepseek_v3\""},
+              {"hidden_size", "64"},
+              {"intermediate_size", "96"},
+              {"num_hidden_layers", "5"},
+              {"num_attention_heads", "4"},
+              {"kv_lora_rank", "16"},
+              {"n_routed_experts", "12"},
+              {"n_group", "4"},
+              {"topk_group", "2"},
+              {"num_experts_per_tok", "3"},
+              {"moe_intermediate_size", "24"}});
+  std::string out;
+  for (const auto& [key, value] : all) out += base::format("{}\"{}\": {}", out.empty() ? "{" : ", ", key, value);
+  return out + "}";
+}
+
+TEST(ConfigExperts, ReadsTheBlockOfDeepSeekV3) {
+  const auto read_moe = [](const Members& changed) { return parse_config(deepseek(changed), "test.json", Part::moe); };
+  const ModelConfig c = read_moe({}).value();
+  EXPECT_FALSE(c.has_attention());
+  EXPECT_EQ(c.layers, 2) << "of five the first three are dense";
+  EXPECT_EQ(c.numbers, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(c.expert_layers(c.layers), 2);
+  EXPECT_EQ(c.intermediate, 0);
+  const Experts& e = c.experts;
+  EXPECT_EQ(e.count, 12);
+  EXPECT_EQ(e.per_token, 3);
+  EXPECT_EQ(e.intermediate, 24);
+  EXPECT_EQ(e.shared, 24);
+  EXPECT_FALSE(e.is_shared_gated);
+  EXPECT_EQ(e.scores, Scores::sigmoid);
+  EXPECT_TRUE(e.has_bias && e.renormalize);
+  EXPECT_EQ(e.groups, 4);
+  EXPECT_EQ(e.kept_groups, 2);
+  EXPECT_EQ(e.scale, 2.5);
+  const ModelConfig other = read_moe({{"n_shared_experts", "2"},
+                                      {"norm_topk_prob", "false"},
+                                      {"routed_scaling_factor", "1.5"},
+                                      {"first_k_dense_replace", "0"},
+                                      {"scoring_func", "\"sigmoid\""},
+                                      {"moe_layer_freq", "1"}})
+                                .value();
+  EXPECT_EQ(other.layers, 5);
+  EXPECT_EQ(other.experts.shared, 48);
+  EXPECT_FALSE(other.experts.renormalize);
+  EXPECT_EQ(other.experts.scale, 1.5);
+  EXPECT_FALSE(has_weight(read_moe({{"n_shared_experts", "0"}}).value(), Weight::shared_up));
+}
+
+TEST(ConfigExperts, DeepSeekV3IsRefusedWhereItCannotRun) {
+  const auto whole = parse_config(deepseek(), "test.json");
+  ASSERT_FALSE(whole.ok());
+  EXPECT_EQ(whole.status().code(), Errc::not_supported);
+  EXPECT_EQ(whole.status().message(),
+            "test.json: key \"kv_lora_rank\" is 16; supported: model_type deepseek_v3 with `overlace run --part moe` "
+            "alone, its router and experts");
+  struct Bad {
+    const char *key, *value, *message;
+  };
+  for (const Bad& bad :
+       {Bad{"n_group", "5", "key \"n_group\" is 5, wanted a divisor of n_routed_experts 12"},
+        Bad{"n_group", "null", "key \"n_group\" is null, wanted a value, or no such key"},
+        Bad{"topk_group", "5", "key \"topk_group\" is 5, wanted at most n_group 4"},
+        Bad{"num_experts_per_tok", "7",
+            "key \"num_experts_per_tok\" is 7, wanted at most 6, the experts of topk_group 2 groups"},
+        Bad{"n_shared_experts", "-1", "key \"n_shared_experts\" is -1, wanted an integer from 0 to 1024"},
+        Bad{"scoring_func", "\"softmax\"", "key \"scoring_func\" is \"softmax\"; supported: sigmoid"},
+        Bad{"topk_method", "\"greedy\"", "key \"topk_method\" is \"greedy\"; supported: noaux_tc"},
+        Bad{"moe_layer_freq", "2", "key \"moe_layer_freq\" is 2; supported: 1"},
+        Bad{"first_k_dense_replace", "5",
+            "--part is moe, but no layer has experts, wanted all, or a model with experts"}}) {
+    const auto got = parse_config(deepseek({{bad.key, bad.value}}), "test.json", Part::moe);
+    ASSERT_FALSE(got.ok()) << bad.key;
+    EXPECT_EQ(got.status().message(), base::format("test.json: {}", bad.message));
+  }
+}
+
+TEST(ConfigExperts, PartMoeLeavesOutWhatIsNotOfExperts) {
+  const std::string some = "\"num_experts\": 6, \"mlp_only_layers\": [0, 2]";
+  const ModelConfig c = parse_config(qwen("qwen2_moe", some), "test.json", Part::moe).value();
+  EXPECT_EQ(c.layers, 2);
+  EXPECT_EQ(c.numbers, (std::vector<int64_t>{1, 3}));
+  for (int w = 0; w <= static_cast<int>(Weight::router_bias); ++w) {
+    const auto weight = static_cast<Weight>(w);
+    const bool is_of_experts = weight >= Weight::router && weight != Weight::router_bias;
+    EXPECT_EQ(has_weight(c, weight), is_of_experts) << w;
+  }
+  Problem problem;
+  problem.tokens = problem.sequence_length = 8;
+  problem.layers = 2;
+  EXPECT_TRUE(sites(c, problem, 3).value().empty()) << "two KV heads would not do on three ranks";
+  problem.layers = 3;
+  EXPECT_EQ(sites(c, problem, 3).status().message(),
+            "layers is 3, wanted 1 to 2, the layers with experts of test.json");
+  for (const char* type : {"qwen3", "llama"}) {
+    const auto got = parse_config(qwen(type, "\"x\": 1"), "test.json", Part::moe);
+    ASSERT_FALSE(got.ok());
+    EXPECT_EQ(got.status().code(), Errc::invalid_argument);
+    EXPECT_EQ(got.status().message(),
+              "test.json: --part is moe, but no layer has experts, wanted all, or a model with experts");
+  }
+}
+
 TEST(ConfigExperts, ShippedOnesHaveTheirPublishedShapes) {
   struct Published {
     const char* name;
@@ -199,6 +306,16 @@ TEST(ConfigExperts, ShippedOnesHaveTheirPublishedShapes) {
     EXPECT_EQ(c.intermediate, 0) << p.name;
   }
   EXPECT_EQ(load_config("Qwen3-30B-A3B").value().head_dim, 128);
+  const ModelConfig deep = load_config("DeepSeek-V3", Part::moe).value();
+  EXPECT_EQ(deep.hidden, 7168);
+  EXPECT_EQ(deep.layers, 58);
+  EXPECT_EQ(deep.number_of(0), 3);
+  EXPECT_EQ(deep.experts.count, 256);
+  EXPECT_EQ(deep.experts.per_token, 8);
+  EXPECT_EQ(deep.experts.intermediate, 2048);
+  EXPECT_EQ(deep.experts.shared, 2048);
+  EXPECT_EQ(deep.experts.groups, 8);
+  EXPECT_EQ(deep.experts.kept_groups, 4);
 }
 
 }  // namespace

@@ -13,6 +13,11 @@ class FakeDevice final : public Device {
   explicit FakeDevice(int* calls) : calls_(calls) {}
   base::Result<void*> alloc(int64_t, std::string_view) override { return static_cast<void*>(calls_); }
   void free(void*) override { ++*calls_; }
+  base::Result<void*> alloc_host(int64_t, std::string_view) override { return static_cast<void*>(calls_); }
+  void free_host(void*) override { ++*calls_; }
+  base::Result<std::unique_ptr<CopyLane>> make_copy_lane(int events) override {
+    return base::error(Errc::internal, "no lane with {} events", events);
+  }
   base::Status upload(const void*, void*, int64_t) override { return count(); }
   base::Status download(const void*, void*, int64_t) override { return count(); }
   base::Status copy(const void*, void*, int64_t) override { return count(); }
@@ -24,6 +29,7 @@ class FakeDevice final : public Device {
     ++*calls_;
     return base::error(Errc::internal, "attention failed");
   }
+  std::string attention_by() const override { return "nobody"; }
   base::Status activation(const ActivationArgs&) override { return count(); }
 
  private:
@@ -47,6 +53,7 @@ TEST(TracedDevice, NamesTheWorkThatItQueues) {
   EXPECT_TRUE(device.add_norm({}).ok());
   EXPECT_TRUE(device.rope({}).ok());
   EXPECT_EQ(device.attention({}).message(), "attention failed");
+  EXPECT_EQ(device.attention_by(), "nobody");
   EXPECT_TRUE(device.activation({}).ok());
   EXPECT_EQ(calls, 5);
   EXPECT_EQ(names, (std::vector<std::string>{"copy input", "add, norm", "rope", "attention", "activation"}));
@@ -58,11 +65,14 @@ TEST(TracedDevice, PassesTheRestThrough) {
   TracedDevice device(std::make_unique<FakeDevice>(&calls), recorder(&names));
   EXPECT_EQ(*device.alloc(8, "x"), &calls);
   device.free(nullptr);
+  EXPECT_EQ(*device.alloc_host(8, "x"), &calls);
+  device.free_host(nullptr);
+  EXPECT_EQ(device.make_copy_lane(3).status().message(), "no lane with 3 events");
   EXPECT_TRUE(device.upload(nullptr, nullptr, 0).ok());
   EXPECT_TRUE(device.download(nullptr, nullptr, 0).ok());
   EXPECT_TRUE(device.fill({}, {}).ok());
   EXPECT_TRUE(device.synchronize().ok());
-  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(calls, 6);
   EXPECT_TRUE(names.empty());
 }
 

@@ -45,6 +45,15 @@ const Named kQwen2Shared[] = {{Weight::norm1, "input_layernorm.weight"},
                               {Weight::shared_down, "mlp.shared_expert.down_proj.weight"},
                               {Weight::shared_router, "mlp.shared_expert_gate.weight"}};
 
+const char kDeepSeek[] = R"({"model_type": "deepseek_v3", "hidden_size": 8, "intermediate_size": 6,
+  "num_hidden_layers": 2, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
+  "moe_intermediate_size": 4, "first_k_dense_replace": 1})";
+const Named kDeepSeekNames[] = {{Weight::router, "mlp.gate.weight"},
+                                {Weight::router_bias, "mlp.gate.e_score_correction_bias"},
+                                {Weight::shared_gate, "mlp.shared_experts.gate_proj.weight"},
+                                {Weight::shared_up, "mlp.shared_experts.up_proj.weight"},
+                                {Weight::shared_down, "mlp.shared_experts.down_proj.weight"}};
+
 /// Apart from q, k and v, which share a tensor.
 const char kGpt2Config[] = R"({"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 2, "n_inner": 6})";
 const Named kGpt2Names[] = {{Weight::norm1, "ln_1.weight"},      {Weight::norm1_bias, "ln_1.bias"},
@@ -55,8 +64,9 @@ const Named kGpt2Names[] = {{Weight::norm1, "ln_1.weight"},      {Weight::norm1_
 
 /// Tensor t holds 1000 t, 1000 t + 1, ...; matrices of GPT-2 lie transposed.
 template <size_t N>
-void expect_read_by_name(const char* json, const Named (&names)[N], const std::string& prefix, bool is_transposed) {
-  const ModelConfig config = parse_config(json, "test.json").value();
+void expect_read_by_name(const char* json, const Named (&names)[N], const std::string& prefix, bool is_transposed,
+                         Part part = Part::all) {
+  const ModelConfig config = parse_config(json, "test.json", part).value();
   std::vector<TestTensor> tensors;
   for (size_t t = 0; t < N; ++t) {
     const WeightBox shape = weight_shape(config, names[t].weight);
@@ -96,6 +106,30 @@ TEST(WeightNames, OfLlamaWithBiases) { expect_read_by_name(kLlamaConfig, kLlamaN
 TEST(WeightNames, OfQwensNormsOfHeads) { expect_read_by_name(kQwen3, kQwen3Norms, "layers.0.", false); }
 
 TEST(WeightNames, OfQwensSharedExpert) { expect_read_by_name(kQwen2Moe, kQwen2Shared, "model.layers.0.", false); }
+
+TEST(WeightNames, OfDeepSeeksBlockOfExperts) {
+  expect_read_by_name(kDeepSeek, kDeepSeekNames, "model.layers.1.", false, Part::moe);
+}
+
+TEST(WeightNames, TheBiasOfARouterStaysFp32) {
+  const ModelConfig config = parse_config(kDeepSeek, "test.json", Part::moe).value();
+  std::vector<TestTensor> tensors = {
+      {"model.layers.1.mlp.gate.weight", "F32", {6, 8}, fp32_bytes(std::vector<float>(48, 1))},
+      {"model.layers.1.mlp.gate.e_score_correction_bias",
+       "F32",
+       {6},
+       fp32_bytes({4001, 1, 2, 3, 4, 5})}};  // 4001 is no bf16 number
+  const ScratchDir dir;
+  dir.write("model.safetensors", safetensors(tensors));
+  Problem problem;
+  problem.checkpoint = dir.path();
+  problem.dtype = DType::bf16;
+  std::vector<float> bias(6);
+  auto weights = Weights::open(config, problem);
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  ASSERT_TRUE(weights->read(0, Weight::router_bias, weight_shape(config, Weight::router_bias), bias.data()).ok());
+  EXPECT_EQ(bias, (std::vector<float>{4001, 1, 2, 3, 4, 5}));
+}
 
 TEST(WeightNames, OfGpt2) { expect_read_by_name(kGpt2Config, kGpt2Names, "transformer.h.0.", true); }
 

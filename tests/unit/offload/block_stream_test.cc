@@ -140,6 +140,39 @@ TEST_F(BlockStreams, RefuseWhatCannotBe) {
             "invalid_argument: block stream: block norm has a piece with two sources, wanted a file or what fills it");
 }
 
+TEST_F(BlockStreams, FillMemoryThatIsGiven) {
+  std::vector<Block> blocks;
+  for (int b = 0; b < 3; ++b) {
+    const auto fill = [b](std::span<std::byte> to) {
+      std::fill(to.begin(), to.end(), static_cast<std::byte>(b + 1));
+      return base::Status();
+    };
+    blocks.push_back({"b" + std::to_string(b), {{nullptr, 0, 5000, fill}}});
+  }
+  std::vector<std::byte> memory(2 * 8192 + 7, std::byte{99});
+  auto opened = BlockStream::open(blocks, {0, 1, 2}, {.slots = 2, .memory = memory});
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  EXPECT_EQ((*opened)->memory().data(), memory.data());
+  EXPECT_EQ((*opened)->memory_bytes(), 2 * 8192);
+  for (int step = 0; step < 7; ++step) {
+    const auto pieces = (*opened)->acquire(step % 3);
+    ASSERT_TRUE(pieces.ok()) << pieces.status().message();
+    EXPECT_EQ(pieces->front().data(), memory.data() + step % 2 * 8192);
+    EXPECT_EQ(std::count(pieces->front().begin(), pieces->front().end(), static_cast<std::byte>(step % 3 + 1)), 5000);
+    ASSERT_TRUE((*opened)->release(step % 3).ok());
+  }
+  opened->reset();
+  EXPECT_EQ(memory.back(), std::byte{99});
+  const auto refusal = [&](std::vector<Block> of, size_t bytes) {
+    return BlockStream::open(std::move(of), {0}, {.slots = 2, .memory = std::span(memory).first(bytes)})
+        .status()
+        .message();
+  };
+  EXPECT_EQ(refusal(blocks, 16383), "block stream: memory has 16383 bytes, wanted 16384 for 2 slots");
+  EXPECT_EQ(refusal({block("a", {{0, 9}})}, 16384),
+            "block stream: block a has a piece of " + scratch_.path("data") + ", wanted what fills the memory given");
+}
+
 TEST_F(BlockStreams, SayWhoIsOutOfTurn) {
   auto opened = BlockStream::open({block("a", {{0, 9}}), block("b", {{9, 9}})}, {0, 1});
   ASSERT_TRUE(opened.ok());

@@ -34,5 +34,23 @@ TEST(CheckArgs, AVectorHasOneDimensionOfItsLength) {
             "scale_columns: scales must be (5) to scale columns of x, got (1, 5); rank 2");
 }
 
+/// No kernel adds a bias of the factors' type to a wider result.
+TEST(CheckBias, OnGpusItHasTheTypeOfTheResult) {
+  std::vector<float> values(4);
+  const auto view = [&](DType dtype) { return TensorView::contiguous(values.data(), dtype, {4}); };
+  const Named out{"c", view(DType::fp32)}, in{"a_shard", view(DType::fp16)};
+  for (const bool is_gpu : {false, true}) {
+    const Site site{.op = "ag_gemm", .rank = 1, .is_gpu = is_gpu};
+    EXPECT_TRUE(check_bias(site, {}, 4, out, in).ok());
+    EXPECT_TRUE(check_bias(site, view(DType::fp32), 4, out, in).ok());
+    const base::Status status = check_bias(site, view(DType::fp16), 4, out, in);
+    EXPECT_EQ(status.code(), is_gpu ? Errc::not_supported : Errc::ok);
+    EXPECT_EQ(status.message(),
+              is_gpu ? "ag_gemm: bias is fp16, wanted fp32, as c: on GPUs it has the dtype of the result; rank 1" : "");
+    EXPECT_EQ(check_bias(site, view(DType::bf16), 4, out, in).message(),
+              "ag_gemm: bias must have the dtype of c (fp32) or of a_shard (fp16), got bf16; rank 1");
+  }
+}
+
 }  // namespace
 }  // namespace overlace::ops

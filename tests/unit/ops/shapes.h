@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "overlace/schedule.h"
-#include "src/ops/gemm_core/choose.h"
+#include "src/ops/fused/choose.h"
 #include "src/spec/operators.h"
 
 namespace overlace::test {
@@ -27,7 +27,7 @@ inline std::vector<std::string> families_with_a_result(const std::string& op) {
 /// none if it does not take even one row.
 inline std::optional<spec::OpSpec> shape_for(spec::OpSpec wanted, const std::string& family, int degree) {
   for (; wanted.m > 0; wanted.m /= 2)
-    if (ops::gemm_core::check_instance(spec::make_schedule(wanted, family, degree)).ok()) return wanted;
+    if (ops::fused::check_instance(spec::make_schedule(wanted, family, degree)).ok()) return wanted;
   return std::nullopt;
 }
 

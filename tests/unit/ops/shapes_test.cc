@@ -34,7 +34,7 @@ TEST(ShapeFor, IsTakenByEveryFamilyOfEveryOperator) {
           const std::optional<spec::OpSpec> op = shape_for(wanted, family, degree);
           ASSERT_TRUE(op.has_value()) << name << " " << family << " q " << degree << " on " << ranks << " ranks";
           const spec::Schedule schedule = spec::make_schedule(*op, family, degree);
-          EXPECT_EQ(ops::gemm_core::check_instance(schedule).message(), "");
+          EXPECT_EQ(ops::fused::check_instance(schedule).message(), "");
           EXPECT_TRUE(spec::check(schedule, spec::Machine{}, without_coverage()).ok()) << name << " " << family;
           EXPECT_GE(op->m, ranks) << "a rank without rows does less than the family can";
           EXPECT_EQ(op->n, wanted.n);
@@ -50,7 +50,7 @@ TEST(ShapeFor, HasTheRowsThatWereWantedWhereTheFamilyTakesThem) {
   for (const std::string& name : operators()) {
     for (const std::string& family : families_with_a_result(name)) {
       const spec::OpSpec wanted = wanted_of(name, 2);
-      const base::Status all = ops::gemm_core::check_instance(spec::make_schedule(wanted, family, 1));
+      const base::Status all = ops::fused::check_instance(spec::make_schedule(wanted, family, 1));
       const int64_t rows = shape_for(wanted, family, 1).value().m;
       EXPECT_EQ(rows == wanted.m, all.ok()) << name << " " << family << ": " << all.message();
       if (all.ok()) continue;

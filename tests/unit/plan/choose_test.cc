@@ -74,9 +74,12 @@ TEST(Choose, TakesNothingThatTheHeapHasNoRoomFor) {
       known.heap_bytes = 0;
     }
   }
-  Known little = kH200;
-  little.heap_bytes = 1;
-  EXPECT_NE(choose(ops[0], little).reason.find("schedules need more than 1 bytes of heap"), std::string::npos);
+  for (Known little : {kH200, Known{.link_bytes_per_s = 2e9, .flops_per_s = 1e13}}) {
+    EXPECT_EQ(choose(ops[0], little).reason.find("bytes of heap"), std::string::npos);
+    little.heap_bytes = 1;
+    const std::string reason = choose(ops[0], little).reason;
+    EXPECT_NE(reason.find("schedules need more than 1 bytes of heap"), std::string::npos) << reason;
+  }
 }
 
 TEST(Choose, FewTokensTakeOneKernel) {
@@ -209,7 +212,7 @@ TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
     int64_t m, n, k;
     const char* family;
   };
-  // Of bench/results/fused_x4.json and unseen_x4.jsonl.
+  // Rows are of bench/results/fused_x4.json and unseen_x4.jsonl.
   const Row rows[] = {{"ag_gemm", 1024, 2560, 8192, "k_slab"},
                       {"ag_gemm", 1536, 1536, 4096, "k_slab"},
                       {"ag_gemm", 4096, 2560, 8192, "hetero_unfused_1d"},
@@ -235,7 +238,7 @@ TEST(Choose, TwoGpusHideTransfersOfElevenMicroseconds) {
     int64_t n, k;
     const char* family;
   };
-  // Of bench/results/mid_x2.jsonl, M 512; at M 256 schedules and library are within a tenth of each other.
+  // Rows are of bench/results/mid_x2.jsonl, M 512; at M 256 schedules and library are within a tenth of each other.
   const Row rows[] = {{"ag_gemm", 2560, 8192, "k_slab"},      {"ag_gemm", 14336, 8192, "k_slab"},
                       {"gemm_rs", 8192, 2048, "tma_slot_rs"}, {"gemm_rs", 8192, 7168, "hetero_unfused_1d_rs"},
                       {"gemm_ar", 8192, 2048, "tma_slot_ar"}, {"gemm_ar", 8192, 7168, "tma_slot_ar"}};

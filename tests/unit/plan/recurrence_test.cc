@@ -206,8 +206,8 @@ TEST(Recurrence, StoresOfAWaveAreNotHidden) {
 }
 
 TEST(Recurrence, OfAllReduceInOneKernelTheLastBandIsNotHidden) {
-  // Products as above; a rank stores 39.3 us of partials and as much of sums. Of four row tiles of a shard there are
-  // no more than four bands.
+  // Products as above; a rank stores 39.3 us of partials and as much of sums. Four row tiles of a shard make no more
+  // than four bands.
   Machine machine = two_clusters();
   const OpSpec ar = op_of("gemm_ar", 1024, 256, 1000, 4), high = op_of("gemm_ar", 4096, 256, 1000, 4);
   EXPECT_NEAR(us(ar, machine, "tma_slot", 8), 2000 + 39.3, 1);
@@ -282,6 +282,27 @@ TEST(Recurrence, FewTokensOfMorePeersAreSentToEach) {
   const double megabyte = 64 * 8192 * 2 / machine.transport.store_GBps.at(132) * 1e-3;
   EXPECT_NEAR(us_of("gemm_ar", 4) - us_of("gemm_ar", 2), 2 * megabyte, 1e-6);
   EXPECT_NEAR(us_of("gemm_rs", 4) - us_of("gemm_rs", 2), (3.0 / 4 - 1.0 / 2) * megabyte, 1e-6);
+}
+
+/// All SMs of the machine push, at the rate that its file says for so many.
+TEST(Recurrence, FewTokensArePushedByAllSms) {
+  Machine machine = spec::find_machine("h200x2");
+  const auto us_of = [&](int ranks) { return us(op_of("ag_gemm", 64, 2560, 8192, ranks), machine, "one_shot", 1); };
+  for (const int sms : {132, 4}) {
+    machine.sms = sms;
+    const double rows = 3 * 16 - 32;  // that each rank sends more on four ranks than on two
+    EXPECT_NEAR(us_of(4) - us_of(2), rows * 8192 * 2 / machine.transport.store_GBps.at(sms) * 1e-3, 1e-6) << sms;
+  }
+}
+
+/// Where the links are slower than the GEMM groups slow each other down; how much is too much the machine says.
+TEST(Recurrence, GroupsAreEstimatedWhereTheMachineSaysSo) {
+  Machine machine = spec::find_machine("h200x4");
+  const OpSpec op = op_of("gemm_ar", 16384, 8192, 2048, 4);
+  const auto is_known = [&] { return Recurrence(op, machine).us({"grouped_unfused_1d", 4}).has_value(); };
+  EXPECT_FALSE(is_known());
+  machine.copy.most_grouped = {10};
+  EXPECT_TRUE(is_known());
 }
 
 TEST(Recurrence, ChunksDoNotKeepInStep) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kConnectTimeoutMs = 20000;
 
-/// As ranks send it: number of a process, doors, address and port of the first door.
+/// Where a rank's message has what it sends: number of a process, doors, address and port of the first door.
 constexpr size_t kNumDoors = 8, kAddress = 12, kPort = 28;
 
 int32_t number_at(const Bytes& bytes, size_t at) {

@@ -137,7 +137,7 @@ TEST(Check, SwigluIsMadeOnceOfWholePairs) {
   expect(found("hetero_fused_1d", "gemm_own", add), "a gemm has no activation");
   expect(found("uniform_fused_2d", "convert", drop), "of another extent");
   expect(found("k_slab", "tiles_own", drop), "does not give");
-  // Of columns 1 and 2, 3 and 4, ...; of sums that lack their last slab of K; in place of the sums.
+  // Made of columns 1 and 2, 3 and 4, ...; of sums that lack their last slab of K; in place of the sums.
   expect(found("serial", "swiglu",
                [](Task& t) {
                  t.reads[0].dims[1] = {1, "N-2"};

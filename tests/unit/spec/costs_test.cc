@@ -27,7 +27,7 @@ TEST(Costs, AProductIsWavesOfTheFastestTile) {
   // One row more is a wave more; in two products of a batch each has rows of its own.
   EXPECT_DOUBLE_EQ(gemm_cost(machine, {257, 256, 1000}).us, 3 + 24);
   EXPECT_DOUBLE_EQ(gemm_cost(machine, {129, 256, 1000, 2}).us, 3 + 24);
-  // Of two tiles alike the first counts: four of 128 x 128 here, not three of 64 x 256.
+  // The first of two tiles alike counts: four of 128 x 128 here, not three of 64 x 256.
   Machine alike = small();
   alike.gemm.tiles = {{128, 128, {2}, {10}}, {64, 256, {2}, {10}}};
   alike.gemm.sustained_TFLOPs = {1e-3};

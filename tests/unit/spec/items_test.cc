@@ -190,7 +190,7 @@ TEST(Items, S7FindsTheCircleOfEachListThatIsSwapped) {
   }
 }
 
-/// Of a kernel's list: shards, tiles along N and how many groups were asked for.
+/// What a kernel's list is made of: shards, tiles along N and how many groups were asked for.
 struct WovenCase {
   std::vector<int64_t> offsets;
   int tiles_n = 1;

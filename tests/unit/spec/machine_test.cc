@@ -45,7 +45,7 @@ TEST(Machine, LimitsAloneAreAMachine) {
   EXPECT_FALSE(machine.has_costs());
 }
 
-/// As of files from before there was a choice: their digests, which measurements name, stay.
+/// Files from before there was a choice are of Hopper: their digests, which measurements name, stay.
 TEST(Machine, IsOfHopperUnlessItSaysOtherwise) {
   Machine machine = find_machine("h200x4");
   EXPECT_EQ(machine.compute_capability, 90);
@@ -97,6 +97,22 @@ TEST(Machine, EveryNumberSaysWhereItComesFrom) {
       machine_from_json(with(R"("link":{"egress_GBps":[1.5,"measured"],"ingress_GBps":[2,"prior"]},"x-note":[1])"));
   EXPECT_EQ(machine.link.egress_GBps, (Figure{1.5, Source::measured}));
   EXPECT_EQ(machine.link.ingress_GBps, (Figure{2, Source::prior}));
+}
+
+/// Files from before it was a figure have the value that stood in the planner, and their digest.
+TEST(Machine, SaysHowMuchOfTheGemmGroupsMayTravel) {
+  Machine machine = find_machine("h200x4");
+  EXPECT_EQ(machine.copy.most_grouped.value, 1.1);
+  EXPECT_EQ(to_json(machine).find("most_grouped"), std::string::npos);
+  EXPECT_EQ(machine_from_json(with("")).copy.most_grouped.value, 1.1);
+  const std::string before = digest(machine);
+  machine.copy.most_grouped = {0.5, Source::measured};
+  EXPECT_EQ(machine_from_json(to_json(machine)), machine);
+  EXPECT_NE(digest(machine), before);
+  EXPECT_EQ(
+      machine_refusal(with(R"("copy":{"most_grouped":[0,"prior"]})")),
+      "m.json: /copy/most_grouped: got [0,\"prior\"], wanted [value, \"measured\" or \"prior\"], the value > 0 and "
+      "<= 100");
 }
 
 TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {

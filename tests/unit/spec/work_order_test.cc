@@ -21,7 +21,7 @@ struct WorkCase {
 
 int size_of(const WorkCase& c) { return static_cast<int>(c.offsets.size()) - 1; }
 
-/// As the kernel's host side makes them.
+/// Orders as the kernel's host side makes them.
 struct Orders {
   TileOrder tiles;
   TileGroups groups;

@@ -58,6 +58,24 @@ class CheckBudgetsTest(support.TreeTest):
         text = "template <" + ", ".join(f"int N{i}" for i in range(9)) + ">\nstruct A {};\n"
         self.assert_problem(check_budgets.template_problems("src/a.h", text), "9 template parameters")
 
+    def test_divisions_that_are_rounded_up_by_hand(self) -> None:
+        for text in ("(n + d - 1) / d", "((e - b) + o.size() - 1)/o.size()", "(a[0] + p->most - 1) / p->most * 4"):
+            self.write("src/base/a.cc", f"// (n + d - 1) / d\nint f() {{ return {text}; }}\n")
+            self.assert_problem(self.problems(), "src/base/a.cc:2: a division rounded up by hand")
+        for text in (
+            "(n + d - 1) / e",
+            "(n + d - 1) / d.most",
+            "(n + d - 1) / dd",
+            "2 * (n - 1) / n",
+            "(n + d - 1) % d",
+        ):
+            self.write("bench/a/a.cc", f"int f() {{ return {text}; }}\n" + "int a;\n" * 50)
+            (self.root / "src/base/a.cc").unlink(missing_ok=True)
+            self.assertEqual(self.problems(), [], text)
+        self.write("tests/unit/a_test.cc", "int f() { return (n + d - 1) / d; }\n")
+        self.write("src/base/ceil_div_pod.h", "int f() { return (n + d - 1) / d; }\n")
+        self.assertEqual(self.problems(), [])
+
     def test_copies(self) -> None:
         self.write("src/base/a.cc", "int f() {\n" + body(60) + "}\n")
         self.write("src/base/b.cc", "int g() {\n" + body(40) + body(20, "other") + "}\n")

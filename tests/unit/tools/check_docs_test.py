@@ -49,7 +49,7 @@ class CheckDocsTest(support.TreeTest):
         self.assertEqual(found, [f"include/overlace/a.h:{n}: a sentence begins with '{w}'" for n, w in want])
 
     def test_sentences_of_other_files_and_code_of_guides_are_free(self) -> None:
-        self.write("src/a.h", "/// Rows. Of a rank.\n")
+        self.write("src/a.h", "/// Rows. The same there.\n")
         self.write("docs/design/a.md", "Of a rank.\n")
         self.write("docs/guides/b.md", "Print `Of` and:\n\n```text\nOf 3\n```\n\nOf these,\nnone. The\nsame.\n")
         found = [p.partition(": say")[0] for p in self.problems("fine\n") if " sentence " in p]
@@ -64,6 +64,20 @@ class CheckDocsTest(support.TreeTest):
         self.write("include/overlace/a.h", good + bad + "/// Rows, a number\n/// of them.\n")
         found = [p.partition(" a comment")[0] for p in self.problems("fine\n") if " a comment" in p]
         self.assertEqual(found, [f"include/overlace/a.h:{n}:" for n in (4, 5, 6, 7, 8)])
+
+    def test_comments_of_all_code_say_what_a_thing_is(self) -> None:
+        good = '/// Rows of a rank.\nint n;  // of rows\n/// Adds as run() does.\n// Often, as f().\nauto s = "Of";\n'
+        bad = "/// Of a rank.\n  // Of two ranks.\n/// As run(Args).\n/// The same of columns.\n/// Rows. Of one.\n"
+        names = ("src/a.cc", "src/a.cuh", "cli/a.h", "bench/a.cu", "tests/a.c", "examples/a.cc")
+        for name in names:
+            self.write(name, good + bad)
+        self.write("python/a.py", 'def f():\n    """Of a rank."""\n    # Of all ranks.\n    return "Of"\n')
+        self.write("machine/a.py", "# Of a rank.\n")
+        found = [p.partition(": say")[0] for p in self.problems("fine\n") if " of a comment " in p]
+        begins = [(6, "Of"), (7, "Of"), (8, "As run(Args)"), (9, "The same of"), (10, "Of")]
+        want = [f"{name}:{n}: a sentence of a comment begins with '{w}'" for name in names for n, w in begins]
+        want += [f"python/a.py:{n}: a sentence of a comment begins with 'Of'" for n in (2, 3)]
+        self.assertEqual(sorted(found), sorted(want))
 
     def test_paths_that_headers_name_exist(self) -> None:
         self.write("include/overlace/a.h", "/// See docs/b.md, include/overlace and src/gone/b.h.\n")

@@ -47,9 +47,8 @@ class ResultsTest(support.TreeTest):
         self.assertEqual(cases[2].detail, "no GPU here")
 
     def test_counts_and_last_line(self) -> None:
-        run = results.Results()
-        for outcome in (PASSED, PASSED, FAILED, SKIPPED):
-            run.add("job", Case("a", outcome, "because"))
+        cases = [Case("a", outcome, "because") for outcome in (PASSED, PASSED, FAILED, SKIPPED)]
+        run = results.Results([results.Ran("job", cases)])
         text, last = run.report()
         self.assertEqual(last, "2 passed, 1 failed, 1 skipped")
         self.assertIn("job: a: because", text)
@@ -57,9 +56,7 @@ class ResultsTest(support.TreeTest):
 
     def test_a_run_without_tests_fails(self) -> None:
         for cases in ([], [Case("a", SKIPPED, "no GPU")]):
-            run = results.Results()
-            for case in cases:
-                run.add("job", case)
+            run = results.Results([results.Ran("job", cases)])
             self.assertEqual(run.report()[1], f"0 passed, 1 failed, {len(cases)} skipped")
             self.assertFalse(run.ok())
 
@@ -199,12 +196,10 @@ class JobsTest(support.TreeTest):
         burn = "import time\nwhile time.process_time() < 0.3: pass\n"
         runner.run([sys.executable, "-c", burn], 60)
         self.assertGreaterEqual(main.processor_seconds() - before, 0.3)
-        found = results.Results()
-        found.add("a", Case("x", PASSED))
-        found.seconds += [("a", 2.0, 3.25), ("b", 1.0, 0.5)]
-        lines = found.report()[0].splitlines()
+        ran = [results.Ran("a", [Case("x", PASSED)], 2.0, 3.25), results.Ran("b", [], 1.0, 0.5)]
+        lines = results.Results(ran, 2.5).report()[0].splitlines()
         self.assertIn("a                2.0        3.2  1 passed, 0 failed, 0 skipped", lines)
-        self.assertIn("all              3.0        3.8", lines)
+        self.assertIn("all              2.5        3.8", lines)
 
     def test_weekly_is_everything_and_the_default_is_not(self) -> None:
         self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
@@ -227,6 +222,68 @@ class JobsTest(support.TreeTest):
         self.assertEqual(quick, list(jobs.QUICK))
         self.assertFalse(set(quick) & set(thorough))
         self.assertEqual(quick + thorough, main.chosen([]))
+
+    def test_each_job_of_a_run_is_in_one_lane(self) -> None:
+        """Those that share a build folder in the same one, or one part behind the other."""
+        alone = {*jobs.NO_FOLDER, *jobs.COMPILE_ALONE}
+        for words in ([], ["quick"], ["thorough"], ["weekly"], ["asan"], ["format"], ["seeds", "format", "long"]):
+            names = main.chosen(words)
+            for has_room in (True, False):
+                parts = jobs.lanes(names, has_room)
+                found = [name for part in parts for lane in part for name in lane.names]
+                wanted = [n for n in names if has_room or n not in jobs.AHEAD]
+                self.assertEqual(sorted(found), sorted(wanted), words)
+                for part in parts:
+                    for lane in part:
+                        inside = set(lane.names)
+                        if len(part) > 1 and has_room:
+                            self.assertIn(inside & alone, (set(), inside), words)
+                            self.assertFalse(inside & {*jobs.WEEKLY_ONLY, *jobs.BEHIND} and inside & alone, words)
+                        self.assertEqual(lane.is_patient, len(part) > 1 and inside <= {*jobs.COMPILE_ALONE}, words)
+                    self.assertLessEqual(sum(lane.may_make_room for lane in part), 1, words)
+                    self.assertFalse(part[0].is_patient, "the first lane is the process that prints")
+        self.assertEqual([len(part) for part in jobs.lanes(main.chosen(["weekly"]))], [3, 1, 1])
+        self.assertEqual([len(part) for part in jobs.lanes(main.chosen(["weekly"]), has_room=False)], [2, 1])
+
+    def test_what_others_test_is_compiled_before(self) -> None:
+        parts = jobs.lanes(main.chosen(["thorough"]))
+        beside, behind = parts
+        self.assertEqual(behind[0].names, jobs.BEHIND)
+        self.assertEqual([lane.names for lane in beside if lane.is_patient], [jobs.COMPILE_ALONE])
+        folders = [name for name in ("tsan", "cuda") if name in runner.OF_ONE_JOB]
+        self.assertTrue(folders and not any(lane.may_make_room for lane in beside), "or they would be removed there")
+
+    def test_a_patient_process_leaves_the_cores_to_others(self) -> None:
+        with unittest.mock.patch.object(runner, "prefix", ()):
+            before = int(runner.run(["nice"], 10).output)
+            runner.be_patient()
+            done = runner.run(["sh", "-c", "nice; exit 7"], 10)
+        self.assertEqual((int(done.output), done.rc), (min(before + 10, 19), 7))
+
+    def test_jobs_beside_each_other_are_told_their_own_time_and_what_ended_a_lane(self) -> None:
+        burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\n"]
+
+        def meets(own: str, other: str) -> Case:
+            (self.root / own).touch()
+            end = time.monotonic() + 30
+            while not (self.root / other).exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            return Case("met", PASSED if (self.root / other).exists() else FAILED)
+
+        fake = {
+            "a": lambda: iter([meets("a", "b"), runner.step("burn", runner.run(burn, 60))]),
+            "b": lambda: iter([meets("b", "a")]),
+            "c": lambda: os._exit(3),
+            "d": lambda: iter([Case("x", PASSED)]),
+        }
+        with unittest.mock.patch.object(jobs, "JOBS", fake), contextlib.redirect_stdout(io.StringIO()):
+            lanes = [jobs.Lane(("a",), False), jobs.Lane(("b", "c", "d"), False)]
+            ran = {done.job: done for done in main.run_beside(lanes)}
+        self.assertEqual([c.outcome for c in ran["a"].cases + ran["b"].cases], [PASSED] * 3)
+        self.assertGreaterEqual(ran["a"].processor_s, 0.3)
+        self.assertLess(ran["b"].processor_s, 0.3)
+        for name in ("c", "d"):
+            self.assertEqual([(c.outcome, c.detail) for c in ran[name].cases], [(FAILED, "its process ended: 3")])
 
     def test_the_longest_programs_begin_first(self) -> None:
         self.write("p.py", "import sys\nprint(sys.argv[1], file=open(sys.argv[2], 'a'))\n")
@@ -252,7 +309,8 @@ class JobsTest(support.TreeTest):
         there = {f"{m[1]}.{m[2]}" for m in re.finditer(r"TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", text)}
         patterns = [re.sub(r"^\w+/|/\*$", "", name) for name in jobs.SWEEPS]
         self.assertEqual([p for p in patterns if not fnmatch.filter(there, p)], [])
-        self.assertEqual([p for p in jobs.SWEEPS if p.endswith(".*")], [], "a whole suite")
+        whole = [p for p in (*jobs.SWEEPS, *jobs.LARGE_TEAMS) if p.endswith(".*") or len(p) < 10]
+        self.assertEqual(whole, [], "a whole suite, or letters of a name")
         for name in jobs.NOT_SANITIZED:
             folder, _, stem = name.partition("_")
             self.assertTrue((support.ROOT / f"tests/{folder}/{stem}_test.cc").exists(), name)
@@ -266,8 +324,8 @@ class JobsTest(support.TreeTest):
             for name, label in zip(names, ("ranks", "ranks", "ranks", "unit"), strict=True)
         ]
         with unittest.mock.patch.object(jobs, "programs", lambda preset: found):
-            commit = list(jobs.rank_tests("cpu", jobs.COMMIT_SEEDS, [], {}))
-            weekly = list(jobs.rank_tests("cpu", jobs.WEEKLY_SEEDS, [], {}, first=1))
+            commit = runner.run_programs(jobs.seeded("cpu", jobs.COMMIT_SEEDS, {}), self.root / "out", 1)
+            weekly = list(jobs.rank_tests("cpu", jobs.WEEKLY_SEEDS, {}, first=1, timeout_s=30))
         shown = [c.detail.splitlines()[-1] for c in commit]
         self.assertEqual(shown, ["ranks_litmus 20", "ranks_signal 5", "ranks_model 1"])
         shown = [c.detail.splitlines()[-1] for c in weekly]
@@ -337,7 +395,7 @@ class DeviceUnitsTest(unittest.TestCase):
         flag = "-DOVERLACE_HOPPER_UNIT=1"
         everywhere = [(1, 80), (2, 80), (2, 90), (1, 100), (2, 100)]
         asked = words("compute_80,sm_80", "sm_90a", "compute_100,sm_100")
-        generic, hopper = "src/ops/reduce/launch.cu", "src/ops/gemm_core/fused.cu"
+        generic, hopper = "src/ops/reduce/launch.cu", "src/ops/fused/fused.cu"
         wanted = {"compute_80", "sm_80", "sm_90", "compute_100", "sm_100"}
         self.assertEqual(device_units.images(object_with(everywhere)), wanted)
         self.assertEqual(device_units.code_complaints(generic, asked, object_with(everywhere)), [])

@@ -152,6 +152,7 @@ class Readme(TreeTest):
     def copied(self) -> str:
         text = (ROOT / "README.md").read_text()
         self.write("README.md", text)
+        self.write(gpu_status.RECORD, (ROOT / gpu_status.RECORD).read_bytes())
         return text
 
     def test_a_changed_number_is_seen(self) -> None:

@@ -1,5 +1,6 @@
 """gpu_check runs everything or says what it did not run: its plan, its counts, its table and its record."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -19,9 +20,11 @@ import runner
 from gpu_tests import FAILED, NOT_RUN, PASSED, SKIPPED, Row, Scheduler, Unit
 
 
-def simulated(units: list[Unit], gpus: int, budget_s: float) -> tuple[list[tuple[float, str, tuple]], list[Row], float]:
+def simulated(
+    units: list[Unit], gpus: int, budget_s: float, part: int = 0
+) -> tuple[list[tuple[float, str, tuple]], list[Row], float]:
     """(start, name, GPUs) of all that starts, where each unit takes as long as last time, 50 s if that is unknown."""
-    plan, now, log, running = Scheduler(units, gpus, budget_s), 0.0, [], []
+    plan, now, log, running = Scheduler(units, gpus, budget_s, part), 0.0, [], []
     while not plan.is_done():
         for unit, on, limit_s in plan.start(now):
             log.append((now, unit.name, on))
@@ -111,6 +114,25 @@ class Plan(unittest.TestCase):
         self.assertEqual([start for start, name, _ in log if name == "last"], [140])
         self.assertEqual([u.name for u in gpu_tests.shards_of(Unit("gpu_ops"))], ["gpu_ops"])
 
+    def test_what_failed_beside_other_shards_runs_alone(self) -> None:
+        shards = gpu_tests.shards_of(Unit("gpu_fault", ("gpu_fault",), seconds=50))
+        row = Row("gpu_fault.2of3", FAILED, 20, 1, failures=["S.A: got 1"])
+        self.assertTrue(shards[1].runs_again(row))
+        again = gpu_tests.alone(shards[1], row)
+        self.assertEqual((again.name, again.command), ("gpu_fault.2of3", ("gpu_fault", "--gtest_filter=S.A")))
+        self.assertFalse(again.runs_again(dataclasses.replace(row, passed=1)))
+        self.assertFalse(shards[1].runs_again(dataclasses.replace(row, cut_short=True)))
+        self.assertFalse(shards[1].runs_again(Row("gpu_fault.2of3", PASSED, 21)))
+        plan = gpu_tests.Scheduler(shards, 2, 1000)
+        running = [unit for unit, _, _ in plan.start(0)]
+        plan.ended(running[1])
+        plan.again(again)
+        self.assertEqual(plan.start(40), [])
+        plan.ended(running[0])
+        self.assertEqual(plan.start(45), [])
+        plan.ended(running[2])
+        self.assertEqual([unit for unit, _, _ in plan.start(50)], [again])
+
     def test_shards_are_one_row(self) -> None:
         first = Row("gpu_fault.1of3", PASSED, passed=2, skipped=1, seconds=40, reasons={"x": 1})
         second = Row("gpu_fault.2of3", FAILED, passed=1, failed=1, seconds=50, failures=["S.A: got 1"])
@@ -159,6 +181,29 @@ class Plan(unittest.TestCase):
                 log, not_run, _ = simulated(units, gpus, budget_s)
                 names = sorted([name for _, name, _ in log] + [row.name for row in not_run])
                 self.assertEqual(names, sorted(u.name for u in units))
+
+    def test_parts_of_a_machine_do_not_meet(self) -> None:
+        """What needs all GPUs gets all of a part, and is alone there."""
+        shared = [dataclasses.replace(wide(f"s{i}", 10), is_shared=True) for i in range(9)]
+        units = [*shared, *(wide(f"w{i}", 20 - i) for i in range(4)), narrow("n1", 4), narrow("n2", 3)]
+        log, not_run, end = simulated(units, 5, 500, part=2)
+        self.assertEqual(not_run, [])
+        self.assertEqual([on for start, name, on in log if start == 0], [(0, 1)] * 4 + [(2, 3)] * 4)
+        begun = {name: (start, on) for start, name, on in log}
+        self.assertEqual(begun["s8"][0], 10)
+        self.assertEqual({begun[f"w{i}"][1] for i in range(4)}, {(0, 1), (2, 3)})
+        for name, (start, on) in begun.items():
+            if not name.startswith("w"):
+                continue
+            seconds = 20 - int(name[1])
+            beside = [
+                n for n, (s, o) in begun.items() if n != name and start <= s < start + seconds and set(o) & set(on)
+            ]
+            self.assertEqual(beside, [], name)
+        self.assertTrue(all(len(begun[n][1]) == 1 for n in ("n1", "n2")))
+        self.assertLess(end, simulated(units, 2, 500)[2])
+        log, not_run, _ = simulated(units, 1, 500, part=2)
+        self.assertEqual((log, not_run[0].detail), ([], "this machine has 1 GPUs, no part of 2"))
 
     def test_without_gpus_nothing_starts(self) -> None:
         log, not_run, _ = simulated([wide("a", 1)], 0, 100)

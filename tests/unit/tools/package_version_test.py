@@ -72,6 +72,14 @@ class PackageVersionTest(support.TreeTest):
         after = self.commit()
         self.assertEqual(self.archive(), f"1.2.3.dev1+g{after}")
 
+    def test_an_archive_lacks_the_records_of_old_kernels(self) -> None:
+        self.write("bench/results/archive/old.json", "{}")
+        self.write("bench/results/new.jsonl", "{}")
+        self.checkout()
+        self.archive()
+        results = self.root / "elsewhere" / "bench" / "results"
+        self.assertEqual([path.name for path in results.rglob("*")], ["new.jsonl"])
+
     def test_a_source_distribution_has_the_version_it_was_made_with(self) -> None:
         for version in ("1.2.3", "1.2.3.dev7+g0123456789ab.dirty"):
             self.write("PKG-INFO", f"Metadata-Version: 2.2\nName: overlace\nVersion: {version}\n")

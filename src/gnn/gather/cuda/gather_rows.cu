@@ -163,6 +163,15 @@ base::Status launch_check(const DeviceGather& g, const GatherPod& pod, int ctas,
 
 }  // namespace
 
+base::Status load_gather_kernels() {
+  const auto load = [](const void* kernel) {
+    cudaFuncAttributes attributes{};
+    return cuda_status(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  };
+  for (const Kernel kernel : kKernels<int64_t>) OVERLACE_TRY(load(reinterpret_cast<const void*>(kernel)));
+  return {};
+}
+
 base::Status launch_gather_rows(const DeviceGather& g, void* cuda_stream) {
   const auto stream = static_cast<cudaStream_t>(cuda_stream);
   int sms = 0;

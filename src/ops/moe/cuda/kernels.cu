@@ -144,7 +144,7 @@ __global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ 
     int32_t before = 0;
     for (int32_t first = 0; first < local; first += 32) {
       const int32_t e = first + lane;
-      int32_t sum = e < local ? (p.load[e] + kPoolTile - 1) / kPoolTile : 0;
+      int32_t sum = e < local ? base::ceil_div(p.load[e], kPoolTile) : 0;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int32_t left = __shfl_up_sync(kAll, sum, step);
@@ -278,7 +278,7 @@ __device__ __forceinline__ void add_copies(const LayerPod& p, const Copies& copi
   }
 }
 
-/// Of peers' tokens, into the peers' heaps.
+/// Returns the sums of peers' tokens into the peers' heaps.
 template <class Element>
 __global__ __launch_bounds__(kThreads) void moe_return(const __grid_constant__ LayerPod p) {
   for_tokens(p, 1, [&](int source, int64_t token) {

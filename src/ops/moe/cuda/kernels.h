@@ -43,7 +43,7 @@ struct LayerPod {
   int32_t row_units;             // of 16 bytes
   int32_t begin[kPodPeers + 1];  // experts of rank r: [begin[r], begin[r + 1])
   DType dtype;                   // bf16 | fp16, of rows, pool and sums
-  // Of this rank alone:
+  // This rank alone has what follows.
   int32_t* hist;       // (blocks, E): copies for an expert before this block of choices
   int32_t* slots;      // (max_tokens, k)
   int64_t* first;      // (R, E_loc): row of the pool of the first copy from a rank

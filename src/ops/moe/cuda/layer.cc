@@ -7,9 +7,9 @@
 #include "overlace/team.h"
 #include "src/base/ceil_div_pod.h"
 #include "src/base/nvtx.h"
+#include "src/gemm_core/host.cuh"
 #include "src/ops/common/check.h"
-#include "src/ops/gemm_core/grouped_launch.cuh"
-#include "src/ops/gemm_core/host.cuh"
+#include "src/ops/fused/grouped_launch.cuh"
 #include "src/ops/moe/context.h"
 #include "src/ops/moe/cuda/kernels.h"
 #include "src/ops/moe/route.h"
@@ -23,7 +23,7 @@
 namespace overlace::ops::moe {
 namespace {
 
-namespace core = gemm_core;
+namespace core = fused;
 using runtime::cuda_peer::cuda_status;
 using runtime::cuda_peer::DeviceGuard;
 using runtime::cuda_peer::LocalMemory;

@@ -48,7 +48,7 @@ class Explorer final : public Observer {
   void enter(int rank);
   void leave(int rank);
 
-  /// Of the last path, after all have left: "" or the deadlock as the cycle of waits, or that it was too long.
+  /// The last path's failure, after all have left: "" or the deadlock as the cycle of waits, or that it was too long.
   const std::string& failure() const { return failure_; }
   /// Its decisions in words, one per line: who ran on to what, what was delivered.
   std::string path() const;

@@ -43,7 +43,7 @@ class Observer {
 
 /// Null: nobody. While no operation is under way.
 void observe(Runtime& runtime, Observer* observer);
-/// Of a runtime of CPU ranks; null else.
+/// The agent of a runtime of CPU ranks; null else.
 CpuAgent* cpu_agent(Runtime& runtime);
 
 }  // namespace overlace::runtime

@@ -27,7 +27,7 @@ struct Push {
 
 /// Queues the kernel on a stream of `device`. `cuda` with the launch error.
 base::Status launch_push(int device, StreamRef stream, const ChannelPod& channel, const Push& push);
-/// The same of bulk pushes (hopper/), where `device` is the current one; not_supported on other GPUs.
+/// Queues bulk pushes as launch_push() does (hopper/), where `device` is the current one; not_supported on other GPUs.
 base::Status launch_bulk_push(int device, cudaStream_t stream, const ChannelPod& channel, const Push& push);
 
 }  // namespace overlace::runtime::cuda_peer

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/train/co2/cuda/pass.h"
 
 namespace overlace::train {
 namespace {
 
-constexpr int kThreads = 256, kPerThread = 4;
+constexpr int kThreads = 256, kPerThread = 4, kWarps = kThreads / 32;
 
 /// Four neighbours in one load.
 template <class T>
@@ -30,7 +31,7 @@ struct Sums {
 };
 
 struct Element {
-  float x, a, m, wire, residual;
+  float x, a, m, kept, wire, residual;
 };
 
 __device__ double square(float value) { return static_cast<double>(value) * static_cast<double>(value); }
@@ -39,14 +40,17 @@ __device__ double square(float value) { return static_cast<double>(value) * stat
 template <class Wire, PassMode kMode>
 __device__ void step(const PassPod& pass, float bound, float groups, Element& e, Sums& sums) {
   const float v = e.wire;
+  float kept = 0;
   if (kMode != PassMode::apply) {
-    const float w = __fsub_rn(e.a, e.x);
-    sums.w2 += square(w);
-    sums.bad += isfinite(w) ? 0 : 1;
+    const float u = __fsub_rn(__fsub_rn(e.a, e.kept), e.x);
+    const bool is_finite = isfinite(u);
+    sums.w2 += square(u);
+    sums.bad += is_finite ? 0 : 1;
+    kept = is_finite ? __fmul_rn(pass.keep, u) : 0.0f;
     if constexpr (sizeof(Wire) == sizeof(float)) {
-      e.wire = __fdiv_rn(w, groups);
+      e.wire = __fdiv_rn(u, groups);
     } else {
-      const float whole = __fadd_rn(w, e.residual);
+      const float whole = __fadd_rn(u, e.residual);
       Wire sent;
       narrow(__fdiv_rn(whole, groups), &sent);
       e.wire = widen(sent);
@@ -56,6 +60,8 @@ __device__ void step(const PassPod& pass, float bound, float groups, Element& e,
   }
   if (kMode == PassMode::delta) return;
   sums.v2 += square(v);
+  e.kept = kept;
+  float next = e.a;
   if (pass.is_applied != 0) {
     const float d = __fsub_rn(v, __fmul_rn(pass.pull, e.m));
     float moved = __fadd_rn(__fmul_rn(pass.beta, e.m), __fmul_rn(d, pass.inv_lambda));
@@ -63,49 +69,74 @@ __device__ void step(const PassPod& pass, float bound, float groups, Element& e,
     moved = moved > bound ? bound : moved;
     moved = moved < -bound ? -bound : moved;
     e.m = moved;
-    e.a = __fsub_rn(e.a, __fadd_rn(__fmul_rn(pass.step_m, moved), __fmul_rn(pass.step_d, d)));
+    e.a = next = __fsub_rn(e.a, __fadd_rn(__fmul_rn(pass.step_m, moved), __fmul_rn(pass.step_d, d)));
+    if (kMode == PassMode::apply && pass.mix != 0)
+      next = __fadd_rn(__fmul_rn(pass.mix, e.x), __fmul_rn(__fsub_rn(1.0f, pass.mix), next));
   }
   sums.m2 += square(e.m);
-  e.x = e.a;
+  e.x = __fsub_rn(next, kept);
 }
 
 /// Sum over the block in a fixed order; of thread 0.
 __device__ double block_sum(double value, double* shared) {
-  shared[threadIdx.x] = value;
+  for (unsigned half = 16; half > 0; half /= 2) value += __shfl_down_sync(0xffffffffu, value, half);
+  __syncthreads();  // the sum before was read
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
-    __syncthreads();
-  }
-  const double sum = shared[0];
-  __syncthreads();
+  double sum = 0;
+  if (threadIdx.x == 0)
+    for (int warp = 0; warp < kWarps; ++warp) sum += shared[warp];
   return sum;
+}
+
+__device__ SumsPod block_sums(const SumsPod& mine) {
+  __shared__ double shared[kWarps];
+  SumsPod total;
+  total.m2 = block_sum(mine.m2, shared);
+  total.w2 = block_sum(mine.w2, shared);
+  total.v2 = block_sum(mine.v2, shared);
+  total.bad = block_sum(mine.bad, shared);
+  total.clipped = block_sum(mine.clipped, shared);
+  return total;
 }
 
 template <class T>
 __device__ bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % sizeof(Pack<T>) == 0;
 }
+template <class T>
+__device__ Pack<T> load(const T* from, int64_t i) {
+  return *reinterpret_cast<const Pack<T>*>(from + i);
+}
+template <class T>
+__device__ void store(T* to, int64_t i, const Pack<T>& pack) {
+  *reinterpret_cast<Pack<T>*>(to + i) = pack;
+}
+__device__ float* at(float* array, int64_t place) { return array == nullptr ? nullptr : array + place; }
 
 template <class X, class Wire, PassMode kMode>
-__global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaPass p) {
-  __shared__ double shared[kThreads];
-  const CudaPiece piece = p.pieces[blockIdx.x];
+__global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float groups, int64_t first) {
+  const CudaPiece piece = p.pieces[first + blockIdx.x];
   const PassTensor tensor = p.tensors[piece.tensor];
   const PassPod pass = p.control->pass;
-  const float bound = p.bounds[piece.tensor].bound, groups = static_cast<float>(p.groups);
+  const float bound = p.bounds[piece.tensor].bound;
   const int64_t flat = tensor.begin + piece.begin;
   X* const x = static_cast<X*>(tensor.x) + piece.begin;
   Wire* const wire = static_cast<Wire*>(p.memory.wire) + flat;
   float* const a = p.memory.anchor + flat;
-  float* const m = p.memory.momentum + flat;
-  float* const residual = p.memory.residual == nullptr ? nullptr : p.memory.residual + flat;
-  __nv_bfloat16* const copy = tensor.copy == nullptr ? nullptr : static_cast<__nv_bfloat16*>(tensor.copy) + piece.begin;
-  const bool is_packed = is_aligned(x) && is_aligned(wire) && is_aligned(a) && is_aligned(m) &&
-                         (residual == nullptr || is_aligned(residual)) && (copy == nullptr || is_aligned(copy));
+  float* const m = at(p.memory.momentum, flat);
+  float* const kept = at(p.memory.kept, flat);
+  float* const residual = at(p.memory.residual, flat);
+  const bool is_packed =
+      is_aligned(x) && is_aligned(wire) && is_aligned(a) && is_aligned(m) && is_aligned(kept) && is_aligned(residual);
   Sums sums;
   const auto one = [&](int64_t i) {
-    Element e{widen(x[i]), a[i], m[i], widen(wire[i]), residual == nullptr ? 0.0f : residual[i]};
+    Element e{widen(x[i]),
+              a[i],
+              kMode == PassMode::delta || m == nullptr ? 0.0f : m[i],
+              kept == nullptr ? 0.0f : kept[i],
+              widen(wire[i]),
+              residual == nullptr ? 0.0f : residual[i]};
     step<Wire, kMode>(pass, bound, groups, e, sums);
     if (kMode != PassMode::apply) {
       narrow(e.wire, &wire[i]);
@@ -113,88 +144,162 @@ __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaPass p) {
     }
     if (kMode == PassMode::delta) return;
     a[i] = e.a;
-    m[i] = e.m;
-    narrow(e.a, &x[i]);
-    if (copy != nullptr) narrow(e.a, &copy[i]);
+    if (m != nullptr) m[i] = e.m;
+    if (kept != nullptr) kept[i] = e.kept;
+    narrow(e.x, &x[i]);
   };
   const auto four = [&](int64_t i) {
-    auto xs = *reinterpret_cast<const Pack<X>*>(x + i);
-    auto ws = *reinterpret_cast<const Pack<Wire>*>(wire + i);
-    auto as = *reinterpret_cast<const Pack<float>*>(a + i), ms = *reinterpret_cast<const Pack<float>*>(m + i);
-    Pack<float> rs{};
-    Pack<__nv_bfloat16> cs;
-    if (residual != nullptr) rs = *reinterpret_cast<const Pack<float>*>(residual + i);
+    Pack<X> xs = load(x, i);
+    Pack<Wire> ws = load(wire, i);
+    Pack<float> as = load(a, i), ms{}, ks{}, rs{};
+    if (kMode != PassMode::delta && m != nullptr) ms = load(m, i);
+    if (kept != nullptr) ks = load(kept, i);
+    if (residual != nullptr) rs = load(residual, i);
     for (int k = 0; k < kPerThread; ++k) {
-      Element e{widen(xs.values[k]), as.values[k], ms.values[k], widen(ws.values[k]), rs.values[k]};
+      Element e{widen(xs.values[k]), as.values[k], ms.values[k], ks.values[k], widen(ws.values[k]), rs.values[k]};
       step<Wire, kMode>(pass, bound, groups, e, sums);
       narrow(e.wire, &ws.values[k]);
-      narrow(e.a, &xs.values[k]);
-      narrow(e.a, &cs.values[k]);
+      narrow(e.x, &xs.values[k]);
       as.values[k] = e.a;
       ms.values[k] = e.m;
+      ks.values[k] = e.kept;
       rs.values[k] = e.residual;
     }
     if (kMode != PassMode::apply) {
-      *reinterpret_cast<Pack<Wire>*>(wire + i) = ws;
-      if (residual != nullptr) *reinterpret_cast<Pack<float>*>(residual + i) = rs;
+      store(wire, i, ws);
+      if (residual != nullptr) store(residual, i, rs);
     }
     if (kMode == PassMode::delta) return;
-    *reinterpret_cast<Pack<float>*>(a + i) = as;
-    *reinterpret_cast<Pack<float>*>(m + i) = ms;
-    *reinterpret_cast<Pack<X>*>(x + i) = xs;
-    if (copy != nullptr) *reinterpret_cast<Pack<__nv_bfloat16>*>(copy + i) = cs;
+    store(a, i, as);
+    if (m != nullptr) store(m, i, ms);
+    if (kept != nullptr) store(kept, i, ks);
+    store(x, i, xs);
   };
   const int64_t packed = is_packed ? piece.count / kPerThread * kPerThread : 0;
   for (int64_t i = int64_t{threadIdx.x} * kPerThread; i < packed; i += kThreads * kPerThread) four(i);
   for (int64_t i = packed + threadIdx.x; i < piece.count; i += kThreads) one(i);
-  SumsPod total;
-  total.m2 = block_sum(sums.m2, shared);
-  total.w2 = block_sum(sums.w2, shared);
-  total.v2 = block_sum(sums.v2, shared);
-  total.bad = block_sum(sums.bad, shared);
-  total.clipped = block_sum(sums.clipped, shared);
-  if (threadIdx.x == 0) p.parts[blockIdx.x] = total;
+  const SumsPod total = block_sums({.m2 = sums.m2,
+                                    .w2 = sums.w2,
+                                    .v2 = sums.v2,
+                                    .bad = static_cast<double>(sums.bad),
+                                    .clipped = static_cast<double>(sums.clipped)});
+  if (threadIdx.x == 0) p.parts[first + blockIdx.x] = total;
 }
 
-/// One thread per tensor adds the parts of its pieces in their order.
+/// A block per tensor adds the parts of its pieces.
 template <PassMode kMode>
-__global__ void add_parts(CudaPass p) {
-  const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (t >= p.num_tensors) return;
-  SumsPod sum = p.sums[t];
-  if (kMode != PassMode::apply) sum.w2 = sum.bad = 0;
-  if (kMode != PassMode::delta) sum.m2 = sum.v2 = sum.clipped = 0;
-  for (int64_t i = 0; i < p.num_pieces; ++i) {
-    if (p.pieces[i].tensor != t) continue;
-    sum.m2 += p.parts[i].m2;
-    sum.w2 += p.parts[i].w2;
-    sum.v2 += p.parts[i].v2;
-    sum.bad += p.parts[i].bad;
-    sum.clipped += p.parts[i].clipped;
+__global__ void __launch_bounds__(kThreads) add_parts(CudaArrays p, int64_t first) {
+  const int64_t t = first + blockIdx.x;
+  const CudaRun run = p.of_tensor[t];
+  SumsPod mine;
+  for (int64_t i = threadIdx.x; i < run.count; i += kThreads) {
+    const SumsPod part = p.parts[run.first + i];
+    mine.m2 += part.m2;
+    mine.w2 += part.w2;
+    mine.v2 += part.v2;
+    mine.bad += part.bad;
+    mine.clipped += part.clipped;
   }
-  p.sums[t] = sum;
+  const SumsPod total = block_sums(mine);
+  if (threadIdx.x != 0) return;
+  if (kMode != PassMode::apply) {
+    p.sums[t].w2 = total.w2;
+    p.sums[t].bad = total.bad;
+  }
+  if (kMode != PassMode::delta) {
+    p.sums[t].m2 = total.m2;
+    p.sums[t].v2 = total.v2;
+    p.sums[t].clipped = total.clipped;
+  }
+}
+
+/// Over all tensors; of thread 0.
+__device__ SumsPod whole_sums(const CudaArrays& p) {
+  SumsPod mine;
+  for (int64_t t = threadIdx.x; t < p.num_tensors; t += kThreads) {
+    mine.m2 += p.sums[t].m2;
+    mine.w2 += p.sums[t].w2;
+    mine.v2 += p.sums[t].v2;
+    mine.bad += p.sums[t].bad;
+    mine.clipped += p.sums[t].clipped;
+  }
+  return block_sums(mine);
 }
 
 /// One block: a thread per tensor for its bound, then thread 0 for what all share.
-__global__ void begin_block(ControlPod* control, TensorPod* tensors, const SumsPod* sums, int64_t num_tensors,
-                            const HeaderPod* sum, const HeaderPod* own, KnobsPod knobs) {
-  for (int64_t t = threadIdx.x; t < num_tensors; t += blockDim.x) {
-    const double rms = tensors[t].count > 0 ? sqrt(sums[t].v2 / tensors[t].count) : 0;
-    next_bound(tensors[t], knobs, rms);
+__global__ void __launch_bounds__(kThreads) begin_block(CudaArrays p, KnobsPod knobs, bool has_incoming) {
+  for (int64_t t = threadIdx.x; t < p.num_tensors; t += kThreads) {
+    const double rms = p.bounds[t].count > 0 ? sqrt(p.sums[t].v2 / p.bounds[t].count) : 0;
+    next_bound(p.bounds[t], knobs, rms);
   }
+  const SumsPod whole = whole_sums(p);
   if (threadIdx.x != 0) return;
-  double m2 = 0;
-  for (int64_t t = 0; t < num_tensors; ++t) m2 += sums[t].m2;
-  ControlPod next = *control;
-  next.verdict = sum == nullptr ? Verdict::none_yet : judge(*sum, *own, knobs.groups);
+  const HeaderPod* const sum = take_header(knobs, has_incoming ? p.sum : nullptr);
+  ControlPod next = *p.control;
+  next.verdict = sum == nullptr ? Verdict::none_yet : judge(*sum, *p.own, knobs.groups, knobs.is_weighted != 0);
   next.bad_in_row = next.verdict == Verdict::bad_values ? next.bad_in_row + 1 : 0;
-  next.lambda = next_lambda(next, knobs, sqrt(m2));
+  next.lambda = next_lambda(next, knobs, sqrt(whole.m2));
   next.pass = pass_of(next, knobs);
-  *control = next;
+  *p.control = next;
 }
 
 __global__ void end_one(ControlPod* control, double alpha) {
   control->alpha_moved = control->pass.is_applied != 0 ? alpha : 0;
+}
+
+__global__ void __launch_bounds__(kThreads) header_block(CudaArrays p, HeaderPod header, const uint64_t* anchor_hash) {
+  const SumsPod whole = whole_sums(p);
+  if (threadIdx.x != 0) return;
+  header.bad = whole.bad;
+  header.norm2 = isfinite(whole.w2) ? whole.w2 : 0;
+  if (anchor_hash != nullptr) {
+    header.anchor_low = static_cast<double>(*anchor_hash & 0xffffffffu);
+    header.anchor_high = static_cast<double>(*anchor_hash >> 32);
+  }
+  *p.own = *p.sum = header;
+}
+
+__global__ void __launch_bounds__(kThreads) facts_block(CudaArrays p, FactsPod* facts) {
+  const SumsPod whole = whole_sums(p);
+  if (threadIdx.x != 0) return;
+  facts->control = *p.control;
+  facts->sum = *p.sum;
+  facts->own = *p.own;
+  facts->m2 = whole.m2;
+  facts->v2 = whole.v2;
+  facts->clipped = whole.clipped;
+}
+
+template <class X>
+__global__ void __launch_bounds__(kThreads) copy_pieces(CudaArrays p, int64_t first, bool is_to_anchor) {
+  if (!is_to_anchor && p.control->verdict != Verdict::bad_values) return;
+  const CudaPiece piece = p.pieces[first + blockIdx.x];
+  const PassTensor tensor = p.tensors[piece.tensor];
+  const int64_t flat = tensor.begin + piece.begin;
+  X* const x = static_cast<X*>(tensor.x) + piece.begin;
+  for (int64_t i = threadIdx.x; i < piece.count; i += kThreads) {
+    if (is_to_anchor) {
+      p.memory.anchor[flat + i] = widen(x[i]);
+    } else {
+      narrow(p.memory.anchor[flat + i], &x[i]);
+      if (p.memory.kept != nullptr) p.memory.kept[flat + i] = 0;
+    }
+  }
+}
+
+/// Words are mixed with their numbers and added, so that the order of threads does not matter.
+template <class Word>
+__global__ void __launch_bounds__(kThreads)
+    hash_words(const Word* words, int64_t count, int64_t first, uint64_t* hash) {
+  uint64_t sum = 0;
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) {
+    uint64_t mixed = static_cast<uint64_t>(first + i + 1) * 0x9e3779b97f4a7c15ull + words[i];
+    mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9ull;
+    mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111ebull;
+    sum += mixed ^ mixed >> 31;
+  }
+  atomicAdd(reinterpret_cast<unsigned long long*>(hash), static_cast<unsigned long long>(sum));
 }
 
 base::Status status_of(cudaError_t code, const char* what) {
@@ -202,74 +307,127 @@ base::Status status_of(cudaError_t code, const char* what) {
   return base::error(Errc::cuda, "{}: {} ({})", what, cudaGetErrorName(code), cudaGetErrorString(code));
 }
 
-template <class X, class Wire, PassMode kMode>
-cudaError_t launch(const CudaPass& pass, cudaStream_t stream) {
-  if (pass.num_pieces > 0)
-    pass_pieces<X, Wire, kMode><<<static_cast<unsigned>(pass.num_pieces), kThreads, 0, stream>>>(pass);
-  if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess) return code;
-  if (pass.num_tensors > 0)
-    add_parts<kMode>
-        <<<static_cast<unsigned>((pass.num_tensors + kThreads - 1) / kThreads), kThreads, 0, stream>>>(pass);
-  return cudaGetLastError();
+template <class... Kernel>
+base::Status load_all(Kernel*... kernels) {
+  base::Status status;
+  cudaFuncAttributes attributes{};
+  for (const void* const kernel : {reinterpret_cast<const void*>(kernels)...})
+    if (status.ok()) status = status_of(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  return status;
 }
+template <PassMode kMode>
+base::Status load_mode() {
+  return load_all(&pass_pieces<float, float, kMode>, &pass_pieces<float, __nv_bfloat16, kMode>,
+                  &pass_pieces<__nv_bfloat16, float, kMode>, &pass_pieces<__nv_bfloat16, __nv_bfloat16, kMode>,
+                  &pass_pieces<__half, float, kMode>, &pass_pieces<__half, __nv_bfloat16, kMode>, &add_parts<kMode>);
+}
+
+cudaStream_t stream_of(void* cuda_stream) { return static_cast<cudaStream_t>(cuda_stream); }
+unsigned blocks_of(int64_t count) { return static_cast<unsigned>(count); }
 
 template <class X, class Wire>
-cudaError_t launch_mode(const CudaPass& pass, cudaStream_t stream) {
-  switch (pass.mode) {
+void launch_pass(const CudaArrays& p, PassMode mode, float groups, const CudaRun& run, cudaStream_t stream) {
+  const unsigned blocks = blocks_of(run.count);
+  switch (mode) {
     case PassMode::fused:
-      return launch<X, Wire, PassMode::fused>(pass, stream);
+      return pass_pieces<X, Wire, PassMode::fused><<<blocks, kThreads, 0, stream>>>(p, groups, run.first);
     case PassMode::delta:
-      return launch<X, Wire, PassMode::delta>(pass, stream);
+      return pass_pieces<X, Wire, PassMode::delta><<<blocks, kThreads, 0, stream>>>(p, groups, run.first);
     case PassMode::apply:
-      return launch<X, Wire, PassMode::apply>(pass, stream);
+      return pass_pieces<X, Wire, PassMode::apply><<<blocks, kThreads, 0, stream>>>(p, groups, run.first);
   }
-  return cudaErrorInvalidValue;
 }
 
-template <class X>
-cudaError_t launch_wire(const CudaPass& pass, cudaStream_t stream) {
-  return pass.memory.wire_dtype == DType::fp32 ? launch_mode<X, float>(pass, stream)
-                                               : launch_mode<X, __nv_bfloat16>(pass, stream);
+/// Does `body` with a value of the dtype's type.
+template <class Body>
+base::Status with_dtype(DType dtype, const char* what, const Body& body) {
+  switch (dtype) {
+    case DType::fp32:
+      body(float{});
+      break;
+    case DType::bf16:
+      body(__nv_bfloat16{});
+      break;
+    case DType::fp16:
+      body(__half{});
+      break;
+    default:
+      return base::invalid_argument("{}: dtype is {}, wanted fp32, bf16 or fp16", what, dtype_name(dtype));
+  }
+  return status_of(cudaGetLastError(), what);
 }
 
 }  // namespace
 
-std::vector<CudaPiece> cuda_pieces(std::span<const PassTensor> tensors) {
-  std::vector<CudaPiece> pieces;
-  for (size_t t = 0; t < tensors.size(); ++t)
-    for (int64_t begin = 0; begin < tensors[t].count; begin += kCudaPiece)
-      pieces.push_back({static_cast<int32_t>(t), begin, std::min(kCudaPiece, tensors[t].count - begin)});
-  return pieces;
+base::Status load_kernels() {
+  OVERLACE_TRY(load_mode<PassMode::fused>());
+  OVERLACE_TRY(load_mode<PassMode::delta>());
+  OVERLACE_TRY(load_mode<PassMode::apply>());
+  return load_all(&begin_block, &end_one, &header_block, &facts_block, &copy_pieces<float>, &copy_pieces<__nv_bfloat16>,
+                  &copy_pieces<__half>, &hash_words<uint32_t>, &hash_words<uint16_t>);
 }
 
-base::Status queue_pass(const CudaPass& pass, void* cuda_stream) {
-  auto* const stream = static_cast<cudaStream_t>(cuda_stream);
-  if (pass.memory.kept != nullptr || pass.memory.momentum == nullptr)
-    return base::invalid_argument(
-        "pass of CO2: kept increments {}, momentum {}; wanted on a GPU: none kept, and a momentum",
-        pass.memory.kept != nullptr, pass.memory.momentum != nullptr);
-  switch (pass.dtype) {
-    case DType::fp32:
-      return status_of(launch_wire<float>(pass, stream), "pass of CO2");
-    case DType::bf16:
-      return status_of(launch_wire<__nv_bfloat16>(pass, stream), "pass of CO2");
-    case DType::fp16:
-      return status_of(launch_wire<__half>(pass, stream), "pass of CO2");
-    default:
-      return base::invalid_argument("pass of CO2: dtype is {}, wanted fp32, bf16 or fp16", dtype_name(pass.dtype));
-  }
+base::Status queue_pass(const CudaArrays& arrays, PassMode mode, float groups, const CudaRun& run, void* cuda_stream) {
+  return with_dtype(run.dtype, "pass of CO2", [&]<class X>(X) {
+    if (arrays.memory.wire_dtype == DType::fp32)
+      launch_pass<X, float>(arrays, mode, groups, run, stream_of(cuda_stream));
+    else
+      launch_pass<X, __nv_bfloat16>(arrays, mode, groups, run, stream_of(cuda_stream));
+  });
 }
 
-base::Status queue_begin(ControlPod* control, TensorPod* tensors, const SumsPod* sums, int64_t num_tensors,
-                         const HeaderPod* sum, const HeaderPod* own, const KnobsPod& knobs, void* cuda_stream) {
-  begin_block<<<1, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(control, tensors, sums, num_tensors, sum, own,
-                                                                          knobs);
+base::Status queue_sums(const CudaArrays& arrays, PassMode mode, int64_t first, int64_t count, void* cuda_stream) {
+  cudaStream_t const stream = stream_of(cuda_stream);
+  const unsigned blocks = blocks_of(count);
+  if (mode == PassMode::fused) add_parts<PassMode::fused><<<blocks, kThreads, 0, stream>>>(arrays, first);
+  if (mode == PassMode::delta) add_parts<PassMode::delta><<<blocks, kThreads, 0, stream>>>(arrays, first);
+  if (mode == PassMode::apply) add_parts<PassMode::apply><<<blocks, kThreads, 0, stream>>>(arrays, first);
+  return status_of(cudaGetLastError(), "sums of CO2");
+}
+
+base::Status queue_begin(const CudaArrays& arrays, const KnobsPod& knobs, bool has_incoming, void* cuda_stream) {
+  begin_block<<<1, kThreads, 0, stream_of(cuda_stream)>>>(arrays, knobs, has_incoming);
   return status_of(cudaGetLastError(), "begin of a boundary of CO2");
 }
 
-base::Status queue_end(ControlPod* control, const KnobsPod& knobs, void* cuda_stream) {
-  end_one<<<1, 1, 0, static_cast<cudaStream_t>(cuda_stream)>>>(control, knobs.alpha);
+base::Status queue_end(const CudaArrays& arrays, const KnobsPod& knobs, void* cuda_stream) {
+  end_one<<<1, 1, 0, stream_of(cuda_stream)>>>(arrays.control, knobs.alpha);
   return status_of(cudaGetLastError(), "end of a boundary of CO2");
+}
+
+base::Status queue_header(const CudaArrays& arrays, const HeaderPod& base, const uint64_t* anchor_hash,
+                          void* cuda_stream) {
+  header_block<<<1, kThreads, 0, stream_of(cuda_stream)>>>(arrays, base, anchor_hash);
+  return status_of(cudaGetLastError(), "header of CO2");
+}
+
+base::Status queue_facts(const CudaArrays& arrays, FactsPod* facts, void* cuda_stream) {
+  facts_block<<<1, kThreads, 0, stream_of(cuda_stream)>>>(arrays, facts);
+  return status_of(cudaGetLastError(), "facts of CO2");
+}
+
+base::Status queue_to_anchor(const CudaArrays& arrays, const CudaRun& run, void* cuda_stream) {
+  return with_dtype(run.dtype, "anchor of CO2", [&]<class X>(X) {
+    copy_pieces<X><<<blocks_of(run.count), kThreads, 0, stream_of(cuda_stream)>>>(arrays, run.first, true);
+  });
+}
+
+base::Status queue_restore(const CudaArrays& arrays, const CudaRun& run, void* cuda_stream) {
+  return with_dtype(run.dtype, "parameters of CO2", [&]<class X>(X) {
+    copy_pieces<X><<<blocks_of(run.count), kThreads, 0, stream_of(cuda_stream)>>>(arrays, run.first, false);
+  });
+}
+
+base::Status queue_hash(const void* data, int unit, int64_t count, int64_t first, uint64_t* hash, void* cuda_stream) {
+  if (count == 0) return {};
+  constexpr int64_t kMostBlocks = 1024;
+  const unsigned blocks = blocks_of(std::min(kMostBlocks, base::ceil_div(count, int64_t{kThreads})));
+  cudaStream_t const stream = stream_of(cuda_stream);
+  if (unit == 4)
+    hash_words<<<blocks, kThreads, 0, stream>>>(static_cast<const uint32_t*>(data), count, first, hash);
+  else
+    hash_words<<<blocks, kThreads, 0, stream>>>(static_cast<const uint16_t*>(data), count, first, hash);
+  return status_of(cudaGetLastError(), "hash of CO2");
 }
 
 }  // namespace overlace::train

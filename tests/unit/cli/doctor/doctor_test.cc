@@ -2,16 +2,20 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <thread>
 
 #include "cli/doctor/machine.h"
+#include "overlace/machine.h"
 #include "src/base/env.h"
 #include "src/base/file.h"
+#include "src/base/format.h"
 #include "src/io/engine.h"
 
 namespace overlace::cli {
@@ -220,6 +224,42 @@ TEST(DoctorPython, AnAnswerCountsWhateverElseHoldsStdout) {
   EXPECT_TRUE(doctor({.link_test = false, .python = holds.path(), .python_timeout_ms = 2000}).find("ok")->as_bool());
   const Interpreter noisy("yes | head -c 3000000\n" + answer);
   EXPECT_TRUE(doctor({.link_test = false, .python = noisy.path()}).find("ok")->as_bool());
+}
+
+TEST(Doctor, TextNamesTheMachineAndWhereItIsFrom) {
+  Json report = doctor({.link_test = false});
+  Json use = *report.find("use");
+  const auto text_of = [&](const char* origin, const Json& digest) {
+    use.set("machine", Json::Object{{"origin", origin}, {"digest", digest}, {"date", ""}});
+    report.set("use", use);
+    return doctor_text(report);
+  };
+  EXPECT_NE(
+      text_of("no machine file for CPU ranks", Json()).find("  machine            no machine file for CPU ranks\n"),
+      std::string::npos);
+  EXPECT_NE(
+      text_of("h200x2, OVERLACE_MACHINE", "0123").find("  machine            h200x2, OVERLACE_MACHINE, digest 0123\n"),
+      std::string::npos);
+}
+
+/// In a process of its own: the environment is read once.
+TEST(DoctorDeathTest, NamesTheMachineOfAFile) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const spec::Machine machine = spec::find_machine("cpu2");
+  const std::string path = ::testing::TempDir() + "doctor_machine.json";
+  ASSERT_TRUE(base::write_file(path, spec::to_json(machine)).ok());
+  ::setenv("OVERLACE_MACHINE", path.c_str(), 1);
+  const std::string wanted =
+      base::format("  machine            {}, OVERLACE_MACHINE, digest {}\n", path, spec::digest(machine));
+  EXPECT_EXIT(
+      {
+        const std::string text = doctor_text(doctor({.link_test = false}));
+        std::fputs(text.c_str(), stderr);
+        std::_Exit(text.find(wanted) != std::string::npos ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+  ::unsetenv("OVERLACE_MACHINE");
+  ::unlink(path.c_str());
 }
 
 /// In a process of its own: the environment is read once.

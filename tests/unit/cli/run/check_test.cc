@@ -43,7 +43,7 @@ TEST(JudgeChoices, RefusesAChoiceThatRoundingDoesNotExplain) {
   EXPECT_TRUE(verdict_of(4e-6).ok);
   EXPECT_FALSE(verdict_of(5e-6).ok);
   EXPECT_FALSE(verdict_of(std::numeric_limits<double>::infinity()).ok);
-  EXPECT_NE(verdict_of(0.5).why_not.find("misses the largest logits by 0.5"), std::string::npos);
+  EXPECT_NE(verdict_of(0.5).why_not.find("misses the best one by 0.5"), std::string::npos);
   Verdict earlier{false, 0, "first"};
   judge_choices(1, 1e-6, DType::fp32, &earlier);
   EXPECT_EQ(earlier.why_not, "first");

@@ -77,13 +77,49 @@ TEST(Memory, CountsNoExpertsOfLayersThatDoNotRun) {
 
 TEST(Memory, RefusesWhatDoesNotFitWithBothNumbers) {
   const RunPlan plan = plan_of("tiny", 2, 1024);
-  EXPECT_TRUE(check_memory(plan, 16e9).ok());
-  const base::Status status = check_memory(plan, 1e6);
-  EXPECT_EQ(status.code(), Errc::out_of_memory);
-  EXPECT_NE(status.message().find("this host has 0.0 GiB"), std::string::npos) << status.message();
+  EXPECT_TRUE(check_memory(plan, {.physical = 16e9}).ok());
+  for (const HostMemory& host : {HostMemory{.physical = 1e6}, HostMemory{.physical = 16e9, .limit = 1e6}}) {
+    const base::Status status = check_memory(plan, host);
+    EXPECT_EQ(status.code(), Errc::out_of_memory);
+    EXPECT_NE(status.message().find("this host has 0.0 GiB"), std::string::npos) << status.message();
+  }
 }
 
-TEST(Memory, KnowsTheHost) { EXPECT_GT(available_bytes(), 64e6); }
+TEST(Memory, CountsWhatGpuRanksStream) {
+  RunOptions options;
+  options.config = "Qwen3-32B";
+  options.layers = 64;
+  options.tokens = 16384;
+  options.sequence_length = 4096;
+  Surroundings around;
+  around.gpus = 2;
+  const auto plan_with = [&](int64_t ranks, const char* device_memory) {
+    options.ranks = ranks;
+    options.device_memory = device_memory;
+    return make_plan(options, base::Env::parse({}).value(), around).value();
+  };
+  // 487.6 M weights a layer, 2 bytes each; 11 of 64 layers stay beside the activations and two slots.
+  const RunPlan one = plan_with(1, "16GiB");
+  EXPECT_EQ(one.backend, Backend::cuda_peer);
+  EXPECT_NEAR(streamed_host_bytes(one), 53 * 2 * 487.6e6, 1e8);
+  EXPECT_EQ(streamed_host_bytes(plan_with(1, "100GiB")), 0);
+  RunPlan disk = one;
+  disk.problem.from_disk = true;
+  disk.problem.checkpoint = "of some model";
+  EXPECT_NEAR(streamed_host_bytes(disk), 4 * 2 * 487.6e6, 1e7);
+  const RunPlan two = plan_with(2, "8GiB");
+  EXPECT_GT(streamed_host_bytes(two), 50 * 2 * 487.6e6);
+  EXPECT_TRUE(check_memory(one, {.physical = 1e9}).ok()) << "it may grow, and pinned memory is refused by the driver";
+  EXPECT_TRUE(check_memory(one, {.physical = 1e9, .limit = 64e9}).ok());
+  const base::Status status = check_memory(one, {.physical = 64e9, .limit = 32e9});
+  EXPECT_EQ(status.code(), Errc::out_of_memory);
+  EXPECT_NE(status.message().find("layers that stream to 1 ranks take 48.1 GiB of host memory, the control group "
+                                  "allows 29.8 GiB"),
+            std::string::npos)
+      << status.message();
+}
+
+TEST(Memory, KnowsTheHost) { EXPECT_GT(std::min(host_memory().physical, host_memory().limit), 64e6); }
 
 }  // namespace
 }  // namespace overlace::cli

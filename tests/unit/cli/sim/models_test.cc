@@ -122,6 +122,54 @@ TEST(SimGraphCommand, MoeWithCountsAndATimeline) {
   EXPECT_EQ(trace.spans.back().rank, 1);
 }
 
+/// A token has both experts of rank 1 or one of rank 0 and one of rank 1.
+TEST(SimGraphCommand, MoeSendsRowsOrCopies) {
+  const std::string file = testing::TempDir() + "overlace_moe_rows.json";
+  base::write_file(file, R"({"counts": [[300, 800, 900], [300, 800, 900]], "rows": [[300, 1000], [300, 1000]]})")
+      .or_throw();
+  MoeWords words;
+  words.json = "-";
+  words.network.network = "nvswitch(2)";
+  words.model.experts = 3;
+  words.model.top_k = 2;
+  words.model.tokens = 1000;
+  words.model.shared_experts = 1;
+  words.counts = file;
+  words.expert_begin = "0,1,3";
+  const base::Json list = printed_rows([&] { return sim_graph_moe(words); });
+  EXPECT_EQ(number(list, 0, "sent_bytes"), (1000 + 300) / 2.0 * 7168 * 2);
+  EXPECT_EQ(number(list, 0, "copy_bytes"), (1700 + 300) / 2.0 * 7168 * 2);
+  EXPECT_GT(number(list, 0, "shared_us"), 0);
+  words.run.is_row_per_copy = true;
+  const base::Json copies = printed_rows([&] { return sim_graph_moe(words); });
+  EXPECT_EQ(number(copies, 0, "sent_bytes"), number(list, 0, "copy_bytes"));
+  EXPECT_GT(number(copies, 0, "dispatch_us"), number(list, 0, "dispatch_us"));
+  base::write_file(file, R"({"counts": [[300, 800, 900], [300, 800, 900]], "expert_begin": [0, 1, 3]})").or_throw();
+  EXPECT_THROW(sim_graph_moe(words), InvalidArgument);  // both say where experts lie
+  words.expert_begin = "0,x,3";
+  EXPECT_THROW(sim_graph_moe(words), InvalidArgument);
+}
+
+TEST(SimGraphCommand, MoeBlamesSizesBeforeWhatIsCountedByThem) {
+  const std::string file = testing::TempDir() + "overlace_moe_sizes.json";
+  base::write_file(file, R"({"counts": [[1, 2], [2, 1]]})").or_throw();
+  const auto message = [&](auto change) -> std::string {
+    MoeWords words;
+    words.network.network = "nvswitch(2)";
+    change(&words);
+    try {
+      sim_graph_moe(words);
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(message([&](MoeWords* w) { w->run.group = -1, w->counts = file; }),
+            "moe: groups of -1 ranks, wanted a divisor of 2 ranks");
+  EXPECT_EQ(message([](MoeWords* w) { w->model.experts = -1, w->expert_begin = "0,1"; }),
+            "moe: top 8 of -1 experts, wanted 1 to all of at most 65536");
+}
+
 TEST(SimGraphCommand, Co2RulesInOrder) {
   Co2Words words;
   words.json = "-";

@@ -9,7 +9,7 @@
 #include "overlace/error.h"
 #include "src/base/file.h"
 #include "src/base/json.h"
-#include "src/ops/gemm_core/choose.h"
+#include "src/ops/fused/choose.h"
 #include "src/spec/machine.h"
 #include "src/spec/operators.h"
 
@@ -144,7 +144,7 @@ TEST_F(SimCommand, CompareRanksNothingThatCannotRun) {
           EXPECT_NE(row.find("problem")->as_string(), "") << text;
           continue;
         }
-        EXPECT_EQ(ops::gemm_core::check_instance(spec::make_schedule(problem, family, degree)).message(), "") << text;
+        EXPECT_EQ(ops::fused::check_instance(spec::make_schedule(problem, family, degree)).message(), "") << text;
         const bool is_plan = spec::find_family(*spec::find_operator(op), family)->purpose == spec::Purpose::plan;
         if (!is_plan || w.m <= 64) continue;
         EXPECT_GE(row.find("us")->as_double(), product_us) << family << "\n" << text;

@@ -133,7 +133,7 @@ TEST(SimPlot, EscapesAndSaysWhereNothingIs) {
 TEST(SimCheck, EveryPropertyHoldsOnEveryShippedMachine) {
   for (const std::string& name : spec::shipped_machines()) {
     const auto properties = study::check_properties(spec::find_machine(name)).value();
-    EXPECT_EQ(properties.size(), 12U);
+    EXPECT_EQ(properties.size(), 20U);
     for (const study::Property& p : properties) {
       EXPECT_GT(p.cases, 0) << p.name;
       EXPECT_EQ(p.failures, 0) << p.name << ": " << p.first_failure;
@@ -148,7 +148,7 @@ TEST(SimCheck, ExitCodeAndData) {
   testing::internal::CaptureStdout();
   EXPECT_EQ(sim_check(words), 0);
   const base::Json json = base::Json::parse(testing::internal::GetCapturedStdout()).value();
-  EXPECT_EQ(json.find("properties")->as_array().size(), 12U);
+  EXPECT_EQ(json.find("properties")->as_array().size(), 20U);
   words.machine = "nowhere";
   EXPECT_THROW(sim_check(words), InvalidArgument);
 }

@@ -22,7 +22,7 @@ struct Chosen {
   std::vector<double> weights;
 };
 
-/// Of finite logits.
+/// What is chosen, of finite logits.
 Chosen oracle(std::span<const float> logits, std::span<const float> bias, const RouterOptions& o) {
   const int experts = static_cast<int>(logits.size()), size = experts / o.num_groups;
   std::vector<double> scores, keys;

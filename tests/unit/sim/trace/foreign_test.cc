@@ -58,7 +58,7 @@ void append(std::string* file, const Message& message) {
   append_varint(file, message.text().size());
   *file += message.text();
 }
-/// As another program writes it: no attributes, dependences one by one.
+/// A trace as another program writes it: no attributes, dependences one by one.
 std::string foreign(std::vector<std::vector<uint64_t>> deps, std::vector<uint64_t> us, uint64_t type = 4) {
   std::string file;
   append(&file, Message().bytes(1, "0.0.4"));

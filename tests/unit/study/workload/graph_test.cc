@@ -1,10 +1,7 @@
 // Whole steps over many GPUs against closed forms and properties.
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "src/spec/costs.h"
-#include "src/study/workload/moe.h"
 #include "src/study/workload/transformer.h"
 
 namespace overlace::study {
@@ -16,8 +13,6 @@ spec::Machine machine(bool has_contention = false) {
   return m;
 }
 Network one_gpu() { return nvswitch(1).value(); }
-
-// ---- transformer ----
 
 TransformerModel small_model() {
   TransformerModel model;
@@ -219,171 +214,6 @@ TEST(Transformer, RefusesMoreTasksThanItCanHold) {
       time.status().message(),
       "transformer: 1 replicas that differ x (4096 stages x 4096 micro-batches x 4, 4096 layers x 2) are 67121152 "
       "tasks, wanted at most 4194304");
-}
-
-// ---- MoE ----
-
-MoeModel small_moe() {
-  MoeModel model;
-  model.hidden = 2048;
-  model.intermediate = 1024;
-  model.experts = 16;
-  model.top_k = 4;
-  model.tokens = 1024;
-  return model;
-}
-
-MoeTime layer_of(const MoeModel& model, const MoeRun& run, const Network& network) {
-  return moe_layer(model, run, machine(), network).value();
-}
-
-TEST(Moe, EvenLayerIsTheSumOfItsParts) {
-  const MoeModel model = small_moe();
-  const Network network = nvswitch(4, {100, 0.5}).value();
-  const spec::Machine m = machine();
-  const double launch = m.latency.launch_us.value, start = m.gemm.start_us.value;
-  const double sent = 1024 * 4 * 2048.0 * 2;  // bytes of a rank, a quarter of them to itself
-  const double all_to_all = run_collective(Collective::all_to_all, "direct", network, static_cast<uint64_t>(sent))->us;
-  const auto expert = [&](int64_t n, int64_t k) {  // 4 experts of 1024 tokens each
-    return 4 * (spec::gemm_cost(m, {1024, n, k}).us - start) + start + launch;
-  };
-  const double want = spec::gemm_cost(m, {1024, 16, 2048}).us + launch + spec::reduce_us(m, 2 * sent) + launch +
-                      2 * all_to_all + expert(2048, 2048) + expert(2048, 1024) +
-                      spec::reduce_us(m, 3.0 * 4096 * 1024 * 2) + launch +
-                      spec::reduce_us(m, (4096 + 1024) * 2048.0 * 2) + launch;
-  const MoeTime time = layer_of(model, {}, network);
-  EXPECT_NEAR(time.layer_us, want, 1e-3);
-  EXPECT_NEAR(time.layer_us, time.serial_us, 1e-3);
-  EXPECT_NEAR(time.dispatch_us, all_to_all, 1e-6);
-  EXPECT_NEAR(time.sent_bytes, sent * 3 / 4, 1);
-  EXPECT_EQ(time.imbalance, 1);
-}
-
-TEST(Moe, OneRankSendsNothing) {
-  const MoeTime time = layer_of(small_moe(), {}, one_gpu());
-  EXPECT_EQ(time.dispatch_us, 0);
-  EXPECT_EQ(time.exposed_us(), 0);
-  MoeRun groups;
-  groups.group = 1;
-  EXPECT_EQ(layer_of(small_moe(), groups, nvswitch(8).value()).layer_us, time.layer_us);
-}
-
-TEST(Moe, CountsAreGivenOutWhollyAndSkewed) {
-  const MoeModel model = small_moe();
-  for (const double zipf : {0.0, 0.5, 1.2, 3.0}) {
-    const std::vector<int64_t> counts = moe_counts(model, 2, zipf, 7);
-    ASSERT_EQ(counts.size(), 32U);
-    EXPECT_EQ(std::accumulate(counts.begin(), counts.begin() + 16, int64_t{0}), 1024 * 4);
-    EXPECT_TRUE(std::equal(counts.begin(), counts.begin() + 16, counts.begin() + 16));
-    const auto most = *std::max_element(counts.begin(), counts.end());
-    EXPECT_EQ(most == 256, zipf == 0);
-  }
-  // Another seed, another popular expert, as popular.
-  const auto a = moe_counts(model, 1, 1.2, 1), b = moe_counts(model, 1, 1.2, 2);
-  EXPECT_NE(a, b);
-  EXPECT_NEAR(static_cast<double>(*std::max_element(a.begin(), a.end())),
-              static_cast<double>(*std::max_element(b.begin(), b.end())), 1);
-}
-
-TEST(Moe, SkewIsNeverFasterAndMoreBandwidthNeverSlower) {
-  const MoeModel model = small_moe();
-  MoeRun run;
-  double before = 0;
-  for (const double zipf : {0.0, 0.6, 1.2, 2.0}) {
-    run.zipf = zipf;
-    const MoeTime time = layer_of(model, run, nvswitch(8, {100, 0.5}).value());
-    EXPECT_GT(time.layer_us, before) << zipf;
-    EXPECT_GE(time.layer_us, time.bound_us - 1e-3);
-    before = time.layer_us;
-  }
-  before = 1e300;
-  for (const double GBps : {10.0, 40.0, 160.0, 640.0}) {
-    const MoeTime time = layer_of(model, run, nvswitch(8, {GBps, 0.5}).value());
-    EXPECT_LE(time.layer_us, before) << GBps;
-    before = time.layer_us;
-  }
-}
-
-TEST(Moe, ChunksHideTransfers) {
-  MoeModel model = small_moe();
-  model.tokens = 8192;
-  MoeRun run;
-  const Network network = nvswitch(8, {100, 0.5}).value();
-  const MoeTime whole = layer_of(model, run, network);
-  run.chunks = 4;
-  const MoeTime chunked = layer_of(model, run, network);
-  EXPECT_LT(chunked.layer_us, whole.layer_us);
-  EXPECT_EQ(chunked.dispatch_us, whole.dispatch_us);
-  run.is_ideal = true;
-  run.chunks = 1;
-  const MoeTime ideal = layer_of(model, run, network);
-  EXPECT_LT(ideal.layer_us, chunked.layer_us);
-  EXPECT_EQ(ideal.exposed_us(), 0);
-}
-
-TEST(Moe, CountsOfATraceAreUsed) {
-  const MoeModel model = small_moe();
-  MoeRun run;
-  const Network network = nvswitch(4, {100, 0.5}).value();
-  run.counts = moe_counts(model, 4, 1.2, run.seed);
-  const MoeTime given = layer_of(model, run, network);
-  run.counts.clear();
-  run.zipf = 1.2;
-  EXPECT_EQ(layer_of(model, run, network).layer_us, given.layer_us);
-  const auto counts = moe_counts_from_json(base::Json::parse(R"({"counts": [[1, 2], [3, 4]]})").value(), 2, 2, "c");
-  EXPECT_EQ(*counts, (std::vector<int64_t>{1, 2, 3, 4}));
-  for (const char* bad : {"{}", R"({"counts": [[1, 2]]})", R"({"counts": [[1], [2]]})", R"({"counts": [[1, 2], 3]})",
-                          R"({"counts": [[1, 2], [3, -4]]})", R"({"counts": [[1, 2], [3, 0.5]]})"})
-    EXPECT_EQ(moe_counts_from_json(base::Json::parse(bad).value(), 2, 2, "c").status().code(), Errc::corrupt) << bad;
-}
-
-TEST(Moe, ThousandGpus) {
-  MoeModel model;
-  model.experts = 1024;
-  for (const Network& network : {rail_fat_tree(128, 8, 50, 64, 1).value(), torus({32, 32}, {100, 0.5}).value()}) {
-    MoeRun run;
-    run.group = 64;
-    run.zipf = 0.5;
-    const MoeTime time = layer_of(model, run, network);
-    EXPECT_GT(time.dispatch_us, 0);
-    EXPECT_GT(time.imbalance, 1);
-  }
-}
-
-TEST(Moe, RefusesWhatDoesNotDivide) {
-  const auto refused = [](auto change) {
-    MoeModel model = small_moe();
-    MoeRun run;
-    change(&model, &run);
-    return moe_layer(model, run, machine(), nvswitch(8).value()).status().code();
-  };
-  EXPECT_EQ(refused([](MoeModel*, MoeRun* r) { r->group = 3; }), Errc::invalid_argument);
-  EXPECT_EQ(refused([](MoeModel* m, MoeRun*) { m->experts = 12; }), Errc::invalid_argument);
-  EXPECT_EQ(refused([](MoeModel* m, MoeRun*) { m->top_k = 17; }), Errc::invalid_argument);
-  EXPECT_EQ(refused([](MoeModel*, MoeRun* r) { r->zipf = -1; }), Errc::invalid_argument);
-  EXPECT_EQ(refused([](MoeModel*, MoeRun* r) { r->counts = {1}; }), Errc::invalid_argument);
-}
-
-TEST(Moe, RefusesCountsOfOtherTokens) {
-  const MoeModel model = small_moe();
-  MoeRun run;
-  run.counts = moe_counts(model, 4, 0.5, 1);
-  ++run.counts[2 * 16 + 5];
-  const auto time = moe_layer(model, run, machine(), nvswitch(4).value());
-  EXPECT_EQ(time.status().message(), "moe: the counts of rank 2 are 4097 together, wanted 4096 (1024 tokens x top 4)");
-}
-
-TEST(Moe, RefusesMoreTransfersOrCountsThanItCanHold) {
-  MoeModel model = small_moe();
-  model.experts = 4096;
-  const auto message = [&](int group) {
-    MoeRun run;
-    run.group = group;
-    return moe_layer(model, run, machine(), rail_fat_tree(512, 8, 50, 64, 1).value()).status().message();
-  };
-  EXPECT_EQ(message(4096), "moe: 4096 ranks x 4096 in a group are 16777216 transfers, wanted at most 4194304");
-  model.experts = 65536;
-  EXPECT_EQ(message(128), "moe: 128 ranks of a group x 65536 experts are 8388608 counts, wanted at most 4194304");
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ struct Memory {
 const PassPod kPass{
     .pull = 0.5f, .inv_lambda = 0.75f, .beta = 0.8f, .step_m = 0.9f, .step_d = 0.1f, .keep = 0.6f, .is_applied = 1};
 
-/// The same, element by element, from the text of the algorithm.
+/// run_pass(), element by element, from the text of the algorithm.
 void run_slowly(Memory& memory, PassMode mode, const PassPod& pass, int64_t groups) {
   const auto get = [](const void* data, DType dtype, int64_t i) {
     return static_cast<float>(base::load_element(data, dtype, i));

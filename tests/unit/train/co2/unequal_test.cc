@@ -43,7 +43,7 @@ std::vector<std::vector<float>> run(const std::vector<Group>& groups, const Co2O
   return ends;
 }
 
-/// The same in fp64, by the text of the algorithm.
+/// Replicas in fp64, by the text of the algorithm.
 class Oracle {
  public:
   Oracle(std::vector<Group> groups, const Co2Options& co2) : groups_(std::move(groups)), co2_(co2) {

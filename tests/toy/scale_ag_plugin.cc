@@ -1,8 +1,0 @@
-// A shared object that adds the toy operator to the library that its process has loaded.
-#include "tests/toy/scale_ag.h"
-
-namespace {
-
-[[maybe_unused]] const bool kIsAdded = (overlace::spec::add_operator(overlace::toy::kScaleAg), true);
-
-}  // namespace
