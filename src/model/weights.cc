@@ -50,16 +50,9 @@ bool is_matrix(Weight w) {
     case Weight::gate:
     case Weight::up:
     case Weight::down:
-    case Weight::router:
-    case Weight::expert_up:
-    case Weight::expert_down:
-    case Weight::shared_gate:
-    case Weight::shared_up:
-    case Weight::shared_down:
-    case Weight::shared_router:
       return true;
     default:
-      return false;
+      return is_of_experts(w) && w != Weight::router_bias;
   }
 }
 
