@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from results import FAILED, PASSED, SKIPPED, Case
-from runner import OUT, ROOT, build, configure, run, step
+from runner import OUT, OVER, ROOT, build, configure, is_over, run, step
 
 AT_ONCE = 2
 CHANGED_S, UNCHANGED_S, LAST_COMMITS = 15, 5, 10
@@ -51,6 +51,8 @@ def is_changed(target: Target, files: list[str]) -> bool:
 
 def fuzz(folder: Path, target: Target, limits: list[str], timeout_s: float) -> Case:
     """The committed inputs, then new ones up to the limits. What breaks it is kept and its output shown."""
+    if is_over():
+        return Case(target.name, SKIPPED, OVER)
     program, inputs = folder / f"fuzz_{target.name}", ROOT / "tests/fuzz/corpus" / target.name
     out = OUT / "fuzz" / target.name
     shutil.rmtree(out, ignore_errors=True)

@@ -41,6 +41,7 @@ from runner import (
     step,
     without_leak_check,
 )
+from sanitizers import COMMIT_SANITIZER_ENV, NOT_SANITIZED, SANITIZER_ENV, THREADED_UNITS, UNDER_TSAN
 
 import examples
 
@@ -174,12 +175,13 @@ def all_tests(
     prefix: list[str] | None = None,
     env: dict[str, str] | None = None,
     units: tuple[str, ...] = (),
+    ranks: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
     parallel: int = 0,
 ) -> Cases:
-    """unit (all, or those named), ranks and cli side by side; no kind waits for the last program of another."""
+    """unit and ranks (all, or those named) and cli side by side; no kind waits for the last program of another."""
     env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
-    found = labelled(preset, "unit", env, units) + seeded(preset, seeds, env, without=without)
+    found = labelled(preset, "unit", env, units) + seeded(preset, seeds, env, only=ranks, without=without)
     # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
     if preset != "tsan":
         found += labelled(preset, "cli", without_leak_check(env), without=without)
@@ -223,42 +225,6 @@ def job_cpu_clang() -> Cases:
     yield from build_cases("asan" if clang_sanitizes() else "cpu-clang", ["-DOVERLACE_TESTS=ON"], *targets)
 
 
-SANITIZER_ENV = {
-    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
-    "LSAN_OPTIONS": f"suppressions={ROOT / 'tools/ci/leaks_of_others.txt'}:print_suppressions=0",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "second_deadlock_stack=1",
-}
-
-
-# What takes long under a sanitizer and shows it little that other cases do not: long sweeps, large teams, launchers,
-# programs that lose processes or break schedules. Jobs test and long have them; under sanitizers asan-gcc and tsan-all,
-# weekly.
-SWEEPS = (
-    *("Expand.EveryFamilyResolvesOnEveryRank", "Rounds.EveryFamilyEndsEvenIfAllStreamsOfARankAreOne"),
-    *("WorkOrder.AnyResidentWorkersComeToTheEnd", "WorkOrder.EachProductSumAndCopyIsDoneOnce"),
-    *("Check.AllFamiliesPassForAllTeamSizes", "Check.HierarchicalPassesForHostsOfEqualSize", "Exchange.*PassTheChecks"),
-    "Operators/Folding.GivesTheTimesOfAllRanks/*",
-    *("Simulate.IsTheSameEveryTime", "SimCheck.EveryPropertyHoldsOnEveryShippedMachine", "SimCheck.ExitCodeAndData"),
-    *("SimCommand.CompareRanksNothingThatCannotRun", "Transformer.ThousandGpusOnBothNetworks", "Moe.ThousandGpus"),
-    *("Validate.SameBitsEveryTime", "Validate.BeatsTheModelThatDoesNothing", "Validate.EveryRowThatMustPassPasses"),
-    *("T3Summary.SensitivityCoversTheGridAndCostsNeverHelp", "Co2Stability.TheInequalityOnAGrid*"),
-    *("Choose.IsPureAndItsSchedulesAreValid", "Generate.DcsbmHasTheSkewAndHomophilyThatWereMeasured"),
-    *("SkewedDisk.SearchIsWithinTwoPercentOfTryingAll", "SkewedDisk.MinHashReadsFewerBytes"),
-    *("Calibrate.AFitThatIsWorseThanAskedForLeavesNoFile", "Calibrate.WritesAMachineThatCanBePlannedFor"),
-    *("Traffic.ShapesOfTheLibraryTakeNoMemoryEither", "ExecMemoryOfPrograms.TheOldestGoesUnlessAGraphHoldsIt"),
-)
-LARGE_TEAMS = (
-    *(f"*/*{kind}_{ranks}" for kind in ("threads", "processes", "adversary") for ranks in (7, 8, 9)),
-    "*_5_ranks_fp32_26_tokens_*",
-)
-NOT_SANITIZED = (
-    *("ranks_fault", "ranks_fault_launch", "ranks_fault_open", "ranks_fault_operator", "ranks_mutation"),
-    *("cli_end", "cli_mpirun"),
-)
-COMMIT_SANITIZER_ENV = {**SANITIZER_ENV, "GTEST_FILTER": "-" + ":".join((*SWEEPS, *LARGE_TEAMS))}
-
-
 def asan_preset() -> str:
     return "asan" if clang_sanitizes() else "asan-gcc"
 
@@ -275,23 +241,18 @@ def job_asan_gcc() -> Cases:
     yield from all_tests("asan-gcc", SANITIZER_SEEDS, env=SANITIZER_ENV)
 
 
-# The unit tests that start threads; not unit_gnn, whose four minutes under the thread sanitizer were run by hand
-# (docs/results/weekly.md). In the others it has nothing to see.
-C_TESTS = ("c_bad_input", "c_given", "c_ranks", "c_schedule")
-THREADED_UNITS = (*C_TESTS, "unit_base", "unit_exec", "unit_model", "unit_plan", "unit_runtime")
-
-
-def build_tsan(without: tuple[str, ...]) -> Case:
+def build_tsan(only: tuple[str, ...]) -> Case:
     configured = configure("tsan", "-DOVERLACE_TESTS=ON")
     if configured.rc != 0:
         return Case("configure tsan", FAILED, configured.why())
     known = run(["ninja", "-C", "build/tsan", "-t", "targets", "all"]).output
-    ranks = [name for name in re.findall(r"(?m)^((?:ranks|toy)_\w+): phony", known) if name not in without]
-    return step("build tsan", build("tsan", *ranks, *THREADED_UNITS))
+    ranks = re.findall(r"(?m)^((?:ranks|toy)_\w+): phony", known)
+    return step("build tsan", build("tsan", *(only or (*ranks, *THREADED_UNITS))))
 
 
-def tsan(env: dict[str, str], without: tuple[str, ...]) -> Cases:
-    built = build_tsan(without)
+def tsan(env: dict[str, str], only: tuple[str, ...] = ()) -> Cases:
+    """These programs; none named: all that start threads."""
+    built = build_tsan(only)
     yield built
     if built.outcome == FAILED:
         return
@@ -301,26 +262,24 @@ def tsan(env: dict[str, str], without: tuple[str, ...]) -> Cases:
     if prefix and run([*prefix, "true"], 10).rc != 0:
         yield Case("tests under tsan", SKIPPED, "vm.mmap_rnd_bits > 28, and setarch -R is not permitted here")
         return
-    yield from all_tests("tsan", SANITIZER_SEEDS, prefix, env, THREADED_UNITS, without)
-
-
-NOT_IN_TSAN = (*NOT_SANITIZED, "ranks_net")
+    units = tuple(name for name in THREADED_UNITS if not only or name in only)
+    yield from all_tests("tsan", SANITIZER_SEEDS, prefix, env, units, ranks=only)
 
 
 def job_sanitizers() -> Cases:
     """What jobs asan and tsan compile."""
     yield from build_cases(asan_preset(), ["-DOVERLACE_TESTS=ON"])
-    yield build_tsan(NOT_IN_TSAN)
+    yield build_tsan(UNDER_TSAN)
 
 
 def job_tsan() -> Cases:
-    """The tests that start threads, under the thread sanitizer."""
-    yield from tsan(COMMIT_SANITIZER_ENV, NOT_IN_TSAN)
+    """Signals, memory and the executor, and an operator of each kind of exchange, under the thread sanitizer."""
+    yield from tsan(COMMIT_SANITIZER_ENV, UNDER_TSAN)
 
 
 def job_tsan_all() -> Cases:
-    """Weekly: the same with what is left out at each commit."""
-    yield from tsan(SANITIZER_ENV, ())
+    """Weekly: all tests that start threads, and what is left out at each commit."""
+    yield from tsan(SANITIZER_ENV)
 
 
 def job_cubin() -> Cases:
@@ -534,11 +493,11 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "tools": job_tools,
     "python": job_python,
     "long": job_long,
+    "cubin": job_cubin,
     "cpu-clang": job_cpu_clang,
     "sanitizers": job_sanitizers,
     "asan": job_asan,
     "tsan": job_tsan,
-    "cubin": job_cubin,
     "install": job_install,
     "docs": job_docs,
     "site": job_site,
@@ -571,7 +530,7 @@ class Lane:
 
 NO_FOLDER = ("format", "layers")  # they build nothing
 # They compile for long, each in a folder of its own, and run nothing that has a deadline.
-COMPILE_ALONE = ("cpu-clang", "sanitizers", "cubin")
+COMPILE_ALONE = ("cubin", "cpu-clang", "sanitizers")
 AHEAD = ("sanitizers",)  # does a part of what others do
 # Their tests have deadlines, and what they run was compiled by those.
 BEHIND = ("asan", "tsan", "fuzz")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_status
 import jobs
 import runner
-from results import FAILED, Case, Ran, Results
+from results import FAILED, SKIPPED, Case, Ran, Results
 from runner import OUT, ROOT, make_room
 
 
@@ -48,6 +48,8 @@ def processor_seconds() -> float:
 def run_job(name: str) -> Ran:
     start, used = time.monotonic(), processor_seconds()
     print(f"== {name}", flush=True)
+    if runner.is_over():
+        return Ran(name, [Case("job", SKIPPED, runner.OVER)])
     cases = []
     try:
         for case in jobs.JOBS[name]():

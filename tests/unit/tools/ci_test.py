@@ -24,6 +24,7 @@ import jobs
 import main
 import results
 import runner
+import sanitizers
 import wheel
 from results import FAILED, PASSED, SKIPPED, Case
 
@@ -285,6 +286,29 @@ class JobsTest(support.TreeTest):
         for name in ("c", "d"):
             self.assertEqual([(c.outcome, c.detail) for c in ran[name].cases], [(FAILED, "its process ended: 3")])
 
+    def test_what_has_not_begun_in_time_is_skipped_and_named(self) -> None:
+        self.write("p.py", "")
+        program = runner.Program("p", (sys.executable, str(self.root / "p.py")), (), 30, self.root)
+        for until, outcome in ((time.time() + 600, PASSED), (time.time() - 1, SKIPPED)):
+            fake = {"fake": lambda: iter(runner.run_programs([program], self.root / "out", 1))}
+            with (
+                unittest.mock.patch.dict("os.environ", {"OVERLACE_CI_UNTIL": str(until)}),
+                unittest.mock.patch.object(jobs, "JOBS", fake),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
+                cases = [*main.run_job("fake").cases, *runner.run_programs([program], self.root / "out", 1)]
+            self.assertEqual([c.outcome for c in cases], [outcome] * 2)
+            self.assertEqual([c.detail for c in cases], [runner.OVER if outcome == SKIPPED else ""] * 2)
+
+    def test_what_runs_under_tsan_is_there(self) -> None:
+        for name in sanitizers.UNDER_TSAN:
+            kind, _, stem = name.partition("_")
+            there = (support.ROOT / "tests/unit" / stem).is_dir() or (
+                support.ROOT / f"tests/{kind}/{stem}_test.cc"
+            ).exists()
+            self.assertTrue(there, name)
+        self.assertLessEqual({n for n in sanitizers.UNDER_TSAN if n.startswith("unit_")}, {*sanitizers.THREADED_UNITS})
+
     def test_the_longest_programs_begin_first(self) -> None:
         self.write("p.py", "import sys\nprint(sys.argv[1], file=open(sys.argv[2], 'a'))\n")
         begun = self.root / "begun"
@@ -307,11 +331,11 @@ class JobsTest(support.TreeTest):
         """A name that no test has would leave nothing out."""
         text = "".join(p.read_text() for p in sorted((support.ROOT / "tests").rglob("*_test.cc")))
         there = {f"{m[1]}.{m[2]}" for m in re.finditer(r"TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", text)}
-        patterns = [re.sub(r"^\w+/|/\*$", "", name) for name in jobs.SWEEPS]
+        patterns = [re.sub(r"^\w+/|/\*$", "", name) for name in sanitizers.SWEEPS]
         self.assertEqual([p for p in patterns if not fnmatch.filter(there, p)], [])
-        whole = [p for p in (*jobs.SWEEPS, *jobs.LARGE_TEAMS) if p.endswith(".*") or len(p) < 10]
+        whole = [p for p in (*sanitizers.SWEEPS, *sanitizers.LARGE_TEAMS) if p.endswith(".*") or len(p) < 10]
         self.assertEqual(whole, [], "a whole suite, or letters of a name")
-        for name in jobs.NOT_SANITIZED:
+        for name in sanitizers.NOT_SANITIZED:
             folder, _, stem = name.partition("_")
             self.assertTrue((support.ROOT / f"tests/{folder}/{stem}_test.cc").exists(), name)
 
