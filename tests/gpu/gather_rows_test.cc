@@ -60,7 +60,10 @@ class Memory {
 struct Table {
   Table(Where where, int64_t num_rows, int64_t row_bytes, size_t offset, uint64_t seed)
       : bytes(static_cast<size_t>(num_rows * row_bytes)), memory(where, bytes.size() + offset) {
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(random_word(seed, i));
+    for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
+      const uint64_t word = random_word(seed, i);
+      std::memcpy(&bytes[i], &word, std::min(sizeof word, bytes.size() - i));
+    }
     EXPECT_CUDA(cudaMemcpy(memory.at(offset), bytes.data(), bytes.size(), cudaMemcpyDefault));
     rows = {memory.at(offset), num_rows};
   }
@@ -197,6 +200,45 @@ TEST_F(GatherRowsTest, MixesSourcesInOneKernel) {
     expect_rows_of_the_cpu({&odd, &hot, &cold}, width, 3000, 0);
     expect_rows_of_the_cpu(std::vector<const Table*>(16, &hot), width, 3000, 0);
   }
+}
+
+// Tables of the host above 256 MiB are read in the order of their rows.
+TEST_F(GatherRowsTest, ReadsLargeTablesOfTheHostInOrder) {
+  constexpr int64_t kBytes = int64_t{270} << 20;
+  for (const int64_t width : {3, 20, 128, 400, 512, 2048, 2052}) {
+    const Table hot(Where::device, 50, width, 0, 41),
+        cold(Where::pinned, kBytes / width, width, width == 400 ? 4 : 0, 42);
+    const int64_t most = 40'000'000 / width;
+    expect_rows_of_the_cpu({&cold}, width, std::min<int64_t>(most, 1'200'000), 0);
+    expect_rows_of_the_cpu({&hot, &cold, &hot}, width, 4096, 8);
+    expect_rows_of_the_cpu({&cold, &hot}, width, 4095, 0);
+    expect_rows_of_the_cpu({&cold}, width, 9001, 0, 1);  // more than one block puts in order at a time
+    expect_rows_of_the_cpu({&cold}, width, 18001, 0, 3);
+  }
+}
+
+TEST_F(GatherRowsTest, InOrderIdsMayBeAlikeOrWrong) {
+  constexpr int64_t kWidth = 512, kRows = (int64_t{300} << 20) / kWidth;
+  const Table table(Where::pinned, kRows, kWidth, 0, 43);
+  const std::vector<DeviceRows> sources = {table.rows};
+  DeviceGather g;
+  g.sources = sources;
+  g.row_bytes = kWidth;
+  std::string error;
+  for (const int64_t id : {int64_t{0}, kRows - 1}) {
+    const std::vector<int64_t> alike(20000, id);
+    ASSERT_TRUE(gathered<int64_t>(g, alike, 0, &error) == wanted({&table}, kWidth, alike, 0)) << id;
+  }
+  std::vector<int64_t> ids = draw(20000, kRows);
+  std::vector<std::byte> want = wanted({&table}, kWidth, ids, 0);
+  for (const auto& [at, id] : {std::pair<size_t, int64_t>{0, -1}, {777, kRows}, {19999, int64_t{1} << 40}}) {
+    ids[at] = id;
+    std::fill_n(want.begin() + static_cast<std::ptrdiff_t>(kGuard + at * kWidth), kWidth, std::byte{0xA5});
+  }
+  EXPECT_TRUE(gathered<int64_t>(g, ids, 0, &error) == want) << error;
+  g.first_bad = reinterpret_cast<uint64_t*>(word_->at(0));
+  EXPECT_TRUE(gathered<int64_t>(g, ids, 0, &error) == std::vector<std::byte>(want.size(), std::byte{0xA5}));
+  EXPECT_EQ(word(), 0u);
 }
 
 TEST_F(GatherRowsTest, ReadsThePeersMemoryToo) {

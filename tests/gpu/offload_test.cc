@@ -68,8 +68,15 @@ class Layers {
       model::seeded_input(4, batch.first_row, batch.rows, config.hidden, rows.data());
       input_.insert(input_.end(), rows.begin(), rows.end());
     }
+    gpu_.team.barrier();  // allocating may wait for the whole device, as freeing does: peers that share it must be done
   }
-  ~Layers() { gpu_.team.barrier(); }  // freeing waits for the whole device: peers that share it must be done
+  ~Layers() {
+    try {
+      gpu_.team.barrier();
+    } catch (const Error& error) {  // a peer's failure, which the test reports
+      ADD_FAILURE() << error.what();
+    }
+  }
   Layers(const Layers&) = delete;
   Layers& operator=(const Layers&) = delete;
 

@@ -43,12 +43,21 @@ __device__ __forceinline__ uint64_t row_address(const RowSources& sources, int64
   return 0;
 }
 
-/// Row i of `to` becomes the row at the address that lane i has in `from`, for the first `rows` lanes. A row whose
-/// address is 0 is left as it is. Called by whole warps with equal `rows`, `shape` and `to`; kFlight units of each lane
-/// are under way at a time.
-template <int kFlight, class Unit>
+/// Where the rows of a warp's lanes go: one behind the other, or each to the place that its lane says.
+struct InARow {
+  __device__ __forceinline__ int operator()(int row) const { return row; }
+};
+struct EachToItsPlace {
+  int place;  // of this lane's row
+  __device__ __forceinline__ int operator()(int row) const { return __shfl_sync(0xffffffffu, place, row); }
+};
+
+/// Row places(i) of `to` becomes the row at the address that lane i has in `from`, for the first `rows` lanes. A row
+/// whose address is 0 is left as it is. Called by whole warps with equal `rows`, `shape` and `to`; kFlight units of
+/// each lane are under way at a time.
+template <int kFlight, class Unit, class Places>
 __device__ __forceinline__ void copy_rows_of_warp(uint64_t from, int rows, const RowUnits& shape, const RowLane& lane,
-                                                  Unit* to) {
+                                                  Places places, Unit* to) {
   constexpr uint32_t kAll = 0xffffffffu;
   int row = lane.row, at = lane.at;
   for (int begin = 0; begin < rows * shape.pitch; begin += 32 * kFlight) {
@@ -62,7 +71,7 @@ __device__ __forceinline__ void copy_rows_of_warp(uint64_t from, int rows, const
       const int unit = at - (static_cast<int>(static_cast<uint32_t>(address) / sizeof(Unit)) & shape.line_mask);
       const bool is_wanted = row < rows && address != 0 && unit >= 0 && unit < shape.units;
       source[k] = is_wanted ? reinterpret_cast<const Unit*>(address) + unit : nullptr;
-      place[k] = row * shape.units + unit;
+      place[k] = places(row) * shape.units + unit;
       row += lane.step_rows;
       at += lane.step;
       if (at >= shape.pitch) {

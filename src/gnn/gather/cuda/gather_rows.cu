@@ -22,14 +22,24 @@ template <class Unit>
 constexpr int kFlight = sizeof(Unit) == 16 ? 4 : 8;
 constexpr int64_t kWarpBytes = 8192;  // of rows that a warp takes at a time
 constexpr int64_t kLineBytes = 128;   // largest read over a link
+/// A GPU finds pages of the host's memory again that lie in so many bytes; beyond that each row of a larger table waits
+/// for a translation: 400 million rows of 128 B a second from 256 MiB, 92 from 1 GiB, 59 from 2 GiB, in any pages of
+/// the host (one H200; docs/lab/pinned-rows.md).
+constexpr int64_t kWindowBytes = int64_t{256} << 20;
+/// Rows above this take longer to come than their translation, and fewer ids than this are too few to order.
+constexpr int64_t kMostOrderedBytes = 2048, kLeastOrdered = 4096;
+constexpr int64_t kIdsOfCta = 1024;    // in order: the more, the more closely blocks go beside each other
+constexpr int kLeastOrderedCtas = 16;  // as many fill the link
 
 struct GatherPod {
   device::RowSources sources;
   device::RowUnits shape;
   const void* ids;
   int64_t num_ids;
-  int64_t chunks;  // of `rows` ids each; a warp takes one at a time
+  int64_t chunks;  // of `rows` ids each; a warp takes one at a time. In order: of `ordered` ids, and a block
   int32_t rows;
+  int32_t ordered;       // ids that a block puts in order; 0: as they come
+  int32_t bucket_shift;  // row numbers that differ below it are of one bucket
   void* out;
   const uint64_t* first_bad;
 };
@@ -52,7 +62,68 @@ __global__ void __launch_bounds__(kThreads, kCtasOfSm) gather_rows(const __grid_
     const int64_t first = chunk * p.rows;
     const auto rows = static_cast<int>(min(int64_t{p.rows}, p.num_ids - first));
     Unit* const to = static_cast<Unit*>(p.out) + first * p.shape.units;
-    device::copy_rows_of_warp<kFlight<Unit>>(from, rows, p.shape, place, to);
+    device::copy_rows_of_warp<kFlight<Unit>>(from, rows, p.shape, place, device::InARow{}, to);
+  }
+}
+
+constexpr int kBuckets = 1024, kMostOrdered = 8192;
+
+/// Sorts the ids [begin, begin + count) by bucket, of rows that lie beside each other: `order` becomes their places.
+/// Those of a bucket come in any order. Of a whole block.
+template <class Id>
+__device__ void order_by_bucket(const GatherPod& p, int64_t begin, int count, uint32_t* end_of, uint16_t* order) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto bucket = [&](int i) {
+    const auto id = static_cast<uint64_t>(static_cast<const Id*>(p.ids)[begin + i]) >> p.bucket_shift;
+    return id < kBuckets ? static_cast<int>(id) : kBuckets - 1;  // ids out of range too
+  };
+  for (int i = thread; i < kBuckets; i += kThreads) end_of[i] = 0;
+  __syncthreads();
+  for (int i = thread; i < count; i += kThreads) atomicAdd(&end_of[bucket(i)], 1u);
+  __syncthreads();
+  if (thread < 32) {  // counts become the places at which buckets begin
+    constexpr int kOfLane = kBuckets / 32;
+    uint32_t sum = 0;
+    for (int i = 0; i < kOfLane; ++i) sum += end_of[thread * kOfLane + i];
+    uint32_t before = sum;
+    for (unsigned step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, before, step);
+      if (thread >= static_cast<int>(step)) before += other;
+    }
+    before -= sum;
+    for (int i = 0; i < kOfLane; ++i) {
+      const uint32_t of_bucket = end_of[thread * kOfLane + i];
+      end_of[thread * kOfLane + i] = before;
+      before += of_bucket;
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < count; i += kThreads) order[atomicAdd(&end_of[bucket(i)], 1u)] = static_cast<uint16_t>(i);
+  __syncthreads();
+}
+
+/// The same rows, but blocks take theirs in the order in which they lie in the tables: all blocks go through the tables
+/// side by side, so that what they read at a time lies together (kWindowBytes).
+template <class Id, class Unit>
+__global__ void __launch_bounds__(kThreads, 2) gather_rows_in_order(const __grid_constant__ GatherPod p) {
+  if (p.first_bad != nullptr && *p.first_bad != kNoBadId) return;
+  __shared__ uint32_t end_of[kBuckets];
+  __shared__ uint16_t order[kMostOrdered];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const device::RowLane lane_of = device::row_lane(p.shape);
+  for (int64_t block = blockIdx.x; block < p.chunks; block += gridDim.x) {
+    const int64_t begin = block * p.ordered;
+    const auto count = static_cast<int>(min(int64_t{p.ordered}, p.num_ids - begin));
+    order_by_bucket<Id>(p, begin, count, end_of, order);
+    Unit* const to = static_cast<Unit*>(p.out) + begin * p.shape.units;
+    for (int first = static_cast<int>(threadIdx.x) / 32 * p.rows; first < count; first += kWarps * p.rows) {
+      const int rows = min(p.rows, count - first);
+      const int place = order[first + min(lane, rows - 1)];
+      const int64_t id = lane < rows ? int64_t{static_cast<const Id*>(p.ids)[begin + place]} : int64_t{-1};
+      device::copy_rows_of_warp<kFlight<Unit>>(device::row_address(p.sources, id), rows, p.shape, lane_of,
+                                               device::EachToItsPlace{place}, to);
+    }
+    __syncthreads();  // the order was read
   }
 }
 
@@ -68,15 +139,21 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 using Kernel = void (*)(GatherPod);
+constexpr int kUnits = 5;
 
 template <class Id>
 constexpr Kernel kKernels[] = {&gather_rows<Id, uint8_t>, &gather_rows<Id, uint16_t>, &gather_rows<Id, uint32_t>,
                                &gather_rows<Id, uint2>, &gather_rows<Id, uint4>};  // by log2 of the unit's bytes
+template <class Id>
+constexpr Kernel kKernelsInOrder[] = {&gather_rows_in_order<Id, uint8_t>, &gather_rows_in_order<Id, uint16_t>,
+                                      &gather_rows_in_order<Id, uint32_t>, &gather_rows_in_order<Id, uint2>,
+                                      &gather_rows_in_order<Id, uint4>};
 
 struct RegisteredKernels {
   RegisteredKernels() {
-    for (const Kernel kernel : kKernels<int32_t>) RegisteredKernel(reinterpret_cast<const void*>(kernel));
-    for (const Kernel kernel : kKernels<int64_t>) RegisteredKernel(reinterpret_cast<const void*>(kernel));
+    for (const Kernel* kernels :
+         {kKernels<int32_t>, kKernels<int64_t>, kKernelsInOrder<int32_t>, kKernelsInOrder<int64_t>})
+      for (int log2 = 0; log2 < kUnits; ++log2) RegisteredKernel(reinterpret_cast<const void*>(kernels[log2]));
     RegisteredKernel(reinterpret_cast<const void*>(&check_ids<int32_t>));
     RegisteredKernel(reinterpret_cast<const void*>(&check_ids<int64_t>));
   }
@@ -101,6 +178,7 @@ base::Status enable_peer(const std::string& what, int device, int peer) {
 struct Place {
   void* address;  // as the device knows it
   bool is_far;    // read over a link
+  bool is_of_host;
 };
 
 /// Where the device finds `bytes` bytes, which must all lie in memory of one kind.
@@ -118,28 +196,46 @@ base::Result<Place> place_of(const std::string& what, const void* address, int64
   if (is_of_peer) OVERLACE_TRY(enable_peer(what, device, first.device));
   // NOTE: devicePointer of a peer's memory was asked for before the device could read it, and is null then.
   const bool is_of_host = first.type == cudaMemoryTypeHost;
-  return Place{is_of_host ? first.devicePointer : const_cast<void*>(address), is_of_peer || is_of_host};
+  return Place{is_of_host ? first.devicePointer : const_cast<void*>(address), is_of_peer || is_of_host, is_of_host};
 }
 
 /// Largest power of two up to 16 that divides all of these, as its logarithm.
 int log2_of_unit(uint64_t all_bits) { return std::min(4, __builtin_ctzll(all_bits | 16)); }
 
-base::Status fill_sources(const DeviceGather& g, GatherPod* pod, uint64_t* all_bits, bool* is_far) {
-  int64_t end = 0;
+/// What decides how rows are read.
+struct Tables {
+  uint64_t all_bits = 0;  // of addresses and row_bytes
+  bool is_far = false;
+  int64_t rows = 0, host_bytes = 0;
+};
+
+base::Result<Tables> fill_sources(const DeviceGather& g, GatherPod* pod) {
+  Tables tables{.all_bits = static_cast<uint64_t>(g.row_bytes)};
   pod->sources.row_bytes = g.row_bytes;
   for (size_t i = 0; i < g.sources.size(); ++i) {
     const DeviceRows& source = g.sources[i];
     if (source.num_rows == 0) continue;
     const auto place = place_of(base::format("sources[{}]", i), source.data, source.num_rows * g.row_bytes, g.device);
     if (!place.ok()) return place.status();
-    end += source.num_rows;
+    tables.rows += source.num_rows;
     const int at = pod->sources.count++;
     pod->sources.data[at] = reinterpret_cast<uint64_t>(place->address);
-    pod->sources.end[at] = end;
-    *all_bits |= pod->sources.data[at];
-    *is_far |= place->is_far;
+    pod->sources.end[at] = tables.rows;
+    tables.all_bits |= pod->sources.data[at];
+    tables.is_far |= place->is_far;
+    tables.host_bytes += place->is_of_host ? source.num_rows * g.row_bytes : 0;
   }
-  return {};
+  return tables;
+}
+
+/// Whether rows are read in the order in which they lie, and then how.
+bool put_in_order(const DeviceGather& g, const Tables& tables, int* ctas, GatherPod* pod) {
+  if (tables.host_bytes <= kWindowBytes || g.row_bytes > kMostOrderedBytes || g.num_ids < kLeastOrdered) return false;
+  *ctas = std::clamp(static_cast<int>(g.num_ids / kIdsOfCta), std::min(*ctas, kLeastOrderedCtas), *ctas);
+  pod->ordered = static_cast<int32_t>(std::min<int64_t>(base::ceil_div(g.num_ids, int64_t{*ctas}), kMostOrdered));
+  pod->chunks = base::ceil_div(g.num_ids, int64_t{pod->ordered});
+  while ((tables.rows - 1) >> pod->bucket_shift >= kBuckets) ++pod->bucket_shift;
+  return true;
 }
 
 /// Lines of far rows are read whole, each by neighbouring lanes, also where rows do not begin with a line.
@@ -168,7 +264,8 @@ base::Status load_gather_kernels() {
     cudaFuncAttributes attributes{};
     return cuda_status(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
   };
-  for (const Kernel kernel : kKernels<int64_t>) OVERLACE_TRY(load(reinterpret_cast<const void*>(kernel)));
+  for (const Kernel* kernels : {kKernels<int64_t>, kKernelsInOrder<int64_t>})
+    for (int log2 = 0; log2 < kUnits; ++log2) OVERLACE_TRY(load(reinterpret_cast<const void*>(kernels[log2])));
   return {};
 }
 
@@ -179,26 +276,32 @@ base::Status launch_gather_rows(const DeviceGather& g, void* cuda_stream) {
       cuda_status(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, g.device), "cudaDeviceGetAttribute"));
   const runtime::cuda_peer::DeviceGuard guard(g.device);
   GatherPod pod{};
-  auto all_bits = static_cast<uint64_t>(g.row_bytes);
-  bool is_far = false;
-  OVERLACE_TRY(fill_sources(g, &pod, &all_bits, &is_far));
+  const auto tables = fill_sources(g, &pod);
+  if (!tables.ok()) return tables.status();
   const auto ids = place_of("ids", g.ids, g.num_ids * g.id_bytes, g.device);
   if (!ids.ok()) return ids.status();
   const auto out = place_of("out", g.out, g.num_ids * g.row_bytes, g.device);
   if (!out.ok()) return out.status();
   if (g.first_bad != nullptr) OVERLACE_TRY(place_of("first_bad", g.first_bad, sizeof(uint64_t), g.device).status());
-  const int log2 = log2_of_unit(all_bits | reinterpret_cast<uint64_t>(out->address));
-  pod.shape = units_of(g.row_bytes, int64_t{1} << log2, is_far, all_bits);
+  const int log2 = log2_of_unit(tables->all_bits | reinterpret_cast<uint64_t>(out->address));
+  pod.shape = units_of(g.row_bytes, int64_t{1} << log2, tables->is_far, tables->all_bits);
   pod.ids = ids->address;
   pod.num_ids = g.num_ids;
   pod.out = out->address;
   pod.first_bad = g.first_bad;
   const int ctas = g.ctas > 0 ? std::min(g.ctas, sms * kCtasOfSm) : sms * kCtasOfSm;
-  // Few ids are spread over all warps.
+  if (g.first_bad != nullptr) OVERLACE_TRY(launch_check(g, pod, ctas, stream));
   const int64_t most_rows = std::clamp<int64_t>(kWarpBytes / g.row_bytes, 1, 32);
+  int ordered_ctas = std::min(ctas, sms);
+  if (put_in_order(g, *tables, &ordered_ctas, &pod)) {
+    pod.rows = static_cast<int32_t>(most_rows);
+    const Kernel kernel = g.id_bytes == 4 ? kKernelsInOrder<int32_t>[log2] : kKernelsInOrder<int64_t>[log2];
+    kernel<<<static_cast<unsigned>(std::min<int64_t>(ordered_ctas, pod.chunks)), kThreads, 0, stream>>>(pod);
+    return cuda_status(cudaGetLastError(), "gather_rows_in_order");
+  }
+  // Few ids are spread over all warps.
   pod.rows = static_cast<int32_t>(std::clamp<int64_t>(g.num_ids / (int64_t{ctas} * kWarps), 1, most_rows));
   pod.chunks = base::ceil_div(g.num_ids, pod.rows);
-  if (g.first_bad != nullptr) OVERLACE_TRY(launch_check(g, pod, ctas, stream));
   const Kernel kernel = g.id_bytes == 4 ? kKernels<int32_t>[log2] : kKernels<int64_t>[log2];
   const auto grid = static_cast<unsigned>(std::min<int64_t>(ctas, base::ceil_div(pod.chunks, kWarps)));
   kernel<<<grid, kThreads, 0, stream>>>(pod);

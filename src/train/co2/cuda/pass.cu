@@ -32,6 +32,7 @@ struct Sums {
 
 struct Element {
   float x, a, m, kept, wire, residual;
+  bool keeps;  // there is memory for what is kept
 };
 
 __device__ double square(float value) { return static_cast<double>(value) * static_cast<double>(value); }
@@ -46,7 +47,7 @@ __device__ void step(const PassPod& pass, float bound, float groups, Element& e,
     const bool is_finite = isfinite(u);
     sums.w2 += square(u);
     sums.bad += is_finite ? 0 : 1;
-    kept = is_finite ? __fmul_rn(pass.keep, u) : 0.0f;
+    kept = e.keeps && is_finite ? __fmul_rn(pass.keep, u) : 0.0f;
     if constexpr (sizeof(Wire) == sizeof(float)) {
       e.wire = __fdiv_rn(u, groups);
     } else {
@@ -136,7 +137,8 @@ __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float g
               kMode == PassMode::delta || m == nullptr ? 0.0f : m[i],
               kept == nullptr ? 0.0f : kept[i],
               widen(wire[i]),
-              residual == nullptr ? 0.0f : residual[i]};
+              residual == nullptr ? 0.0f : residual[i],
+              kept != nullptr};
     step<Wire, kMode>(pass, bound, groups, e, sums);
     if (kMode != PassMode::apply) {
       narrow(e.wire, &wire[i]);
@@ -156,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float g
     if (kept != nullptr) ks = load(kept, i);
     if (residual != nullptr) rs = load(residual, i);
     for (int k = 0; k < kPerThread; ++k) {
-      Element e{widen(xs.values[k]), as.values[k], ms.values[k], ks.values[k], widen(ws.values[k]), rs.values[k]};
+      Element e{widen(xs.values[k]), as.values[k], ms.values[k],   ks.values[k],
+                widen(ws.values[k]), rs.values[k], kept != nullptr};
       step<Wire, kMode>(pass, bound, groups, e, sums);
       narrow(e.wire, &ws.values[k]);
       narrow(e.x, &xs.values[k]);
