@@ -526,11 +526,11 @@ def block_page() -> str:
 
 
 def gnn_page() -> str:
-    return gen_gnn.page([*records("gnn_ooc_cpu2"), *records("gnn_accuracy_cpu2")])
+    return gen_gnn.page([*records("gnn_ooc_cpu2"), *records("gnn_accuracy_cpu2")], records("gnn_ooc_h200"))
 
 
 def offload_page() -> str:
-    return gen_offload.page(records("offload_cpu2"))
+    return gen_offload.page(records("offload_cpu2"), records("offload_h200"))
 
 
 PAGES = {

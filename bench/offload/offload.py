@@ -1,6 +1,8 @@
-"""bench/offload: a stack of blocks whose weights stream through memory, beside competitors, on one CPU.
+"""bench/offload: a stack of blocks whose weights stream through memory, beside competitors, on one CPU or GPU.
 
     python3 bench/offload/offload.py --out bench/results/offload_cpu2.jsonl
+    python3 bench/offload/offload.py --device cuda --dtype bf16 --sources host --run-layers 0 --width 4096
+        --tokens 1024,12288,32768 --out bench/results/offload_blocks_h200.jsonl
 
 For each source (host, disk) and number of tokens: every way must give the result of the resident stack, then all are
 timed interleaved. `brought` is the stream by someone who computes nothing, so that max(resident, brought) is what a
@@ -33,7 +35,9 @@ import schema  # noqa: E402
 import ways  # noqa: E402
 
 UNVERIFIED = ("brought",)  # it computes nothing
-MOST_ERROR = 1e-4  # of results of order 1: a product's last bits may depend on where weights lie
+# Of results of order 1: a product's last bits may depend on where weights lie.
+MOST_ERROR = {"fp32": 1e-4, "bf16": 2**-5}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Sample = tuple[float, float, float, float]  # seconds, of processors, bytes fetched from a disk, seconds waited
 
 
@@ -48,6 +52,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=2, help="timed in a turn, behind one that is not")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--device", default="cpu", help="where is computed: cpu or cuda")
+    parser.add_argument("--dtype", choices=[*DTYPES], default="fp32")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", help="directory on the disk that is measured (default: a new one, removed after)")
     parser.add_argument("--git", help="commit in the records (default: that of this checkout)")
@@ -56,12 +62,15 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def machine() -> dict:
+def machine(device: str) -> dict:
     cores, cpu = len(os.sched_getaffinity(0)), programs.cpu_name()
     kernel = f"{platform.system()} {platform.release()}"
-    name = f"{cpu}, {cores} cores"
+    of_gpu = {}
+    if device != "cpu":
+        of_gpu = {"gpus": f"1x {torch.cuda.get_device_name(device)}", "cuda": torch.version.cuda}
     return {
-        "name": name,
+        **of_gpu,
+        "name": f"{of_gpu['gpus'].removeprefix('1x ') if of_gpu else cpu}, {cores} cores",
         "cpu": cpu,
         "cores": cores,
         "kernel": kernel,
@@ -87,8 +96,8 @@ class Records:
         self, case: str, what: str, competitor: str, status: str = "ok", reason: str = "", **fields: object
     ) -> None:
         entrant = argparse.Namespace(name=competitor, reason=reason, status=status)
-        row = programs.torch_head(self._options, entrant, machine(), 1, self._command)
-        row |= {"workload": "offload", "case": {"name": case, "what": what}, "dtype": "fp32"}
+        row = programs.torch_head(self._options, entrant, machine(self._options.device), 1, self._command)
+        row |= {"workload": "offload", "case": {"name": case, "what": what}, "dtype": self._options.dtype}
         o = self._options
         row |= {"data": f"{o.layers} blocks of width {o.width}, seed {o.seed}", "flags": ["unlimited"]}
         row["method"] = {"repetitions": o.repetitions, "n": o.passes}
@@ -102,7 +111,7 @@ class Records:
         print(f"{case:<18} {competitor:<28} {shown}", flush=True)
 
 
-def opened(makers: dict, expected: torch.Tensor, x: torch.Tensor, report: object) -> tuple[dict, dict]:
+def opened(makers: dict, expected: torch.Tensor, x: torch.Tensor, most: float, report: object) -> tuple[dict, dict]:
     """The ways that give the right result, and how right it is."""
     entrants, verified = {}, {}
     for name, make in makers.items():
@@ -112,8 +121,8 @@ def opened(makers: dict, expected: torch.Tensor, x: torch.Tensor, report: object
             report(name, "absent", str(why))
             continue
         error = 0.0 if name in UNVERIFIED else float((way.run(x) - expected).abs().max())
-        if not error <= MOST_ERROR:
-            report(name, "wrong", f"the result differs by {error}, wanted at most {MOST_ERROR}")
+        if not error <= most:
+            report(name, "wrong", f"the result differs by {error}, wanted at most {most}")
             way.close()
             continue
         oracle = "none: nothing is computed" if name in UNVERIFIED else "resident stack"
@@ -145,17 +154,23 @@ def fields_of(samples: list[Sample]) -> dict:
     }
 
 
+def model_of(o: argparse.Namespace) -> ways.Model:
+    return ways.Model(o.layers, o.width, o.seed, o.device, DTYPES[o.dtype])
+
+
 def measure(records: Records, o: argparse.Namespace, source: str, tokens: int, path: Path, work: Path) -> None:
     case, what = f"{source}, {tokens}", f"{tokens} tokens, weights from {source}"
+    model = model_of(o)
     x = torch.randn(tokens, o.width, generator=torch.Generator().manual_seed(o.seed + tokens))
-    makers = ways.all_ways(source, o.layers, o.width, o.seed, path, work)
+    x = x.to(device=model.device, dtype=model.dtype)
+    makers = ways.all_ways(source, model, path, work)
     expected = makers["resident"]().run(x)
-    weights = sum(p.nbytes for p in ways.stack(o.layers, o.width, o.seed, "meta").parameters())
+    weights = sum(p.nbytes for p in model.stack("meta").parameters())
 
     def report(name: str, status: str, reason: str) -> None:
         records.add(case, what, name, status, reason)
 
-    entrants, verified = opened(makers, expected, x, report)
+    entrants, verified = opened(makers, expected, x, MOST_ERROR[o.dtype], report)
     names = list(entrants)
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     for _, name in protocol.interleaved(names, o.repetitions, o.seed):
@@ -191,10 +206,11 @@ def main(words: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="overlace_offload_") as made:
         work = Path(o.work or made)
         path = work / "stack.safetensors"
-        save_file(ways.stack(o.layers, o.width, o.seed).state_dict(), str(path))
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        disk_gbps = disk_rate(records, work)
+        if "disk" in o.sources:
+            save_file(model_of(o).stack().state_dict(), str(path))
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        disk_gbps = disk_rate(records, work) if "disk" in o.sources or o.run_layers > 0 else 0.0
         if o.run_layers > 0:
             runs.write_checkpoint(work / "checkpoint", o.run_layers, o.run_width)
             for tokens in map(int, o.tokens.split(",")):

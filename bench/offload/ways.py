@@ -1,14 +1,16 @@
-"""Ways to run a stack of blocks whose weights are not kept: each has run(x) and close()."""
+"""Ways to run a stack of blocks whose weights are not kept: each has run(x) and close(). They compute where x lies."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from overlace.offload import stream_blocks
 from safetensors import safe_open
 from torch import nn
@@ -27,10 +29,22 @@ class Mlp(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-def stack(layers: int, width: int, seed: int, device: str = "cpu") -> nn.Sequential:
-    torch.manual_seed(seed)
-    with torch.device(device):
-        return nn.Sequential(*[Mlp(width) for _ in range(layers)]).requires_grad_(False)
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A stack of `layers` blocks, computed on `device`."""
+
+    layers: int
+    width: int
+    seed: int
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    def stack(self, where: str = "cpu") -> nn.Sequential:
+        """With its weights there; drawn by the device that computes, so equal for all ways."""
+        torch.manual_seed(self.seed)
+        with torch.device(where if where == "meta" else self.device):
+            made = nn.Sequential(*[Mlp(self.width) for _ in range(self.layers)])
+        return made.requires_grad_(False).to(device=where, dtype=self.dtype)
 
 
 def evict(path: Path) -> None:
@@ -54,7 +68,10 @@ class Way:
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            return self.model(x)
+            y = self.model(x)
+        if y.is_cuda:
+            torch.cuda.synchronize()
+        return y
 
     def waited_s(self) -> float:
         """That computation has waited for blocks so far, as far as the way counts it."""
@@ -67,9 +84,9 @@ class Way:
 class Streamed(Way):
     """overlace: blocks are brought ahead of their use."""
 
-    def __init__(self, model: nn.Module, source: str | Path) -> None:
+    def __init__(self, model: nn.Module, source: str | Path, device: str) -> None:
         super().__init__(model)
-        self.stream = stream_blocks(model, "cpu", source=source)
+        self.stream = stream_blocks(model, device, source=source)
 
     def waited_s(self) -> float:
         return self.stream.stats()["waited_s"]
@@ -82,10 +99,10 @@ class Streamed(Way):
 class Brought(Streamed):
     """The same stream by someone who computes nothing: what bringing the blocks takes alone."""
 
-    def __init__(self, model: nn.Module, source: str | Path) -> None:
+    def __init__(self, model: nn.Module, source: str | Path, device: str) -> None:
         for block in model:
             block.forward = lambda x: x
-        super().__init__(model, source)
+        super().__init__(model, source, device)
 
 
 class LayerByLayer(Way):
@@ -124,14 +141,14 @@ def _imported(package: str) -> object:
 class Accelerate(Way):
     """accelerate's cpu_offload or disk_offload, with its own files."""
 
-    def __init__(self, model: nn.Module, folder: Path | None) -> None:
+    def __init__(self, model: nn.Module, folder: Path | None, device: str) -> None:
         accelerate = _imported("accelerate")
         if folder is None:
-            accelerate.cpu_offload(model, execution_device="cpu")
+            accelerate.cpu_offload(model, execution_device=device)
         else:
             folder.mkdir(exist_ok=True)
             with contextlib.redirect_stdout(None):
-                accelerate.disk_offload(model, str(folder), execution_device="cpu")
+                accelerate.disk_offload(model, str(folder), execution_device=device)
         files = sorted(folder.glob("*.dat")) if folder is not None else []
         for path in files:
             with path.open("rb") as file:
@@ -139,19 +156,36 @@ class Accelerate(Way):
         super().__init__(model, files)
 
 
-def wants_cuda(package: str, what: str) -> Callable[[], Way]:
-    def way() -> Way:
-        _imported(package)
-        raise Absent(f"{what} streams to CUDA devices only")
+class Fsdp(Way):
+    """FSDP2 with CPUOffloadPolicy on one rank: shards are whole blocks in pinned memory, gathered one block ahead."""
 
-    return way
+    def __init__(self, model: nn.Module, device: str) -> None:
+        if device == "cpu":
+            raise Absent("CPUOffloadPolicy streams to CUDA devices only")
+        fsdp = _imported("torch.distributed.fsdp")
+        dist.init_process_group("cuda:nccl,cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for block in [*model, model]:
+            fsdp.fully_shard(block, offload_policy=fsdp.CPUOffloadPolicy())
+        super().__init__(model)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():  # its hooks change tensors, which inference_mode forbids
+            y = self.model(x)
+        torch.cuda.synchronize()
+        return y
+
+    def close(self) -> None:
+        super().close()
+        dist.destroy_process_group()
 
 
-def all_ways(source: str, layers: int, width: int, seed: int, path: Path, work: Path) -> dict[str, Callable[[], Way]]:
+def diffusers_group_offloading() -> Way:
+    _imported("diffusers")
+    raise Absent("apply_group_offloading(use_stream=True) streams to CUDA devices only, and has not been tried here")
+
+
+def all_ways(source: str, model: Model, path: Path, work: Path) -> dict[str, Callable[[], Way]]:
     """By competitor, what opens it; `source` is host or disk, `path` the stack's safetensors."""
-
-    def full() -> nn.Sequential:
-        return stack(layers, width, seed)
 
     def fetched_from_disk(name: str) -> torch.Tensor:
         with safe_open(str(path), "pt") as file:
@@ -159,18 +193,22 @@ def all_ways(source: str, layers: int, width: int, seed: int, path: Path, work: 
 
     def layer_by_layer() -> Way:
         if source == "disk":
-            return LayerByLayer(stack(layers, width, seed, "meta"), fetched_from_disk, [path])
-        rest = full().state_dict()
-        return LayerByLayer(stack(layers, width, seed, "meta"), lambda name: rest[name].clone(), [])
+            return LayerByLayer(model.stack("meta"), lambda name: fetched_from_disk(name).to(model.device), [path])
+        rest = model.stack().state_dict()
+        if model.device == "cpu":
+            return LayerByLayer(model.stack("meta"), lambda name: rest[name].clone(), [])
+        rest = {name: weight.pin_memory() for name, weight in rest.items()}
+        return LayerByLayer(model.stack("meta"), lambda name: rest[name].to(model.device, non_blocking=True), [])
 
     where = path if source == "disk" else "host"
     accelerate = "disk_offload" if source == "disk" else "cpu_offload"
+    folder = work / "accelerate" if source == "disk" else None
     return {
-        "resident": lambda: Way(full()),
-        "brought": lambda: Brought(full(), where),
-        "overlace": lambda: Streamed(full(), where),
+        "resident": lambda: Way(model.stack(model.device)),
+        "brought": lambda: Brought(model.stack(), where, model.device),
+        "overlace": lambda: Streamed(model.stack(), where, model.device),
         "layer_by_layer": layer_by_layer,
-        f"accelerate_{accelerate}": lambda: Accelerate(full(), work / "accelerate" if source == "disk" else None),
-        "diffusers_group_offloading": wants_cuda("diffusers", "apply_group_offloading(use_stream=True)"),
-        "fsdp2_cpu_offload": wants_cuda("torch.distributed.fsdp", "CPUOffloadPolicy"),
+        f"accelerate_{accelerate}": lambda: Accelerate(model.stack(), folder, model.device),
+        "diffusers_group_offloading": diffusers_group_offloading,
+        "fsdp2_cpu_offload": lambda: Fsdp(model.stack(), model.device),
     }

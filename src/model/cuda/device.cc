@@ -55,7 +55,10 @@ class CudaDevice final : public Device {
                        "cudaMemcpyAsync to the device"));
     return synchronize();
   }
+  // NOTE: while a copy to memory that is not pinned waits for its stream, the driver keeps other threads from the
+  // context: a rank that shares the GPU could not queue what the stream waits for.
   base::Status download(const void* device, void* host, int64_t bytes) override {
+    OVERLACE_TRY(synchronize());
     OVERLACE_TRY(check(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
                        "cudaMemcpyAsync to the host"));
     return synchronize();

@@ -1,0 +1,147 @@
+"""Blocks that stream into slots of a GPU: bits of resident ones, copies beside computation, little else in memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+import overlace  # noqa: E402
+from overlace.offload import stream_blocks  # noqa: E402
+from torch import nn  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import test_offload  # noqa: E402
+import test_offload_backward  # noqa: E402
+
+
+class Wide(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def wide(layers: int, width: int, where: str) -> nn.Sequential:
+    torch.manual_seed(3)
+    with torch.device("cuda"):
+        made = nn.Sequential(*[Wide(width) for _ in range(layers)])
+    return made.requires_grad_(False).to(device=where, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("kind", ["host", "file"])
+def test_a_stack_gives_the_bits_of_a_resident_one(tmp_path, count, slots, kind):
+    model, resident = test_offload.stack(count), test_offload.stack(count).cuda()
+    source = test_offload.saved(model, tmp_path / "m.safetensors") if kind == "file" else "host"
+    for block in model:
+        block.shift = block.shift.cuda()  # a buffer does not stream
+    x = torch.randn(7, test_offload.WIDTH, device="cuda")
+    with stream_blocks(model, "cuda", source=source, slots=slots) as stream, torch.no_grad():
+        for step in range(4):
+            assert torch.equal(model(x + step), resident(x + step))
+        queued = [model(x + step) for step in range(20)]  # the host does not wait between them
+        for step, y in enumerate(queued):
+            assert torch.equal(y, resident(x + step)), step
+        assert stream.stats()["blocks"] >= 24 * count
+
+
+def test_many_passes_are_queued_ahead_of_large_blocks():
+    """Were a slot filled while a pass that was queued before still reads it, a later result would differ."""
+    model, resident = wide(6, 2048, "cpu"), wide(6, 2048, "cuda")
+    x = torch.randn(512, 2048, device="cuda", dtype=torch.bfloat16)
+    with stream_blocks(model, "cuda"), torch.no_grad():
+        got = [model(x * (1 + step)) for step in range(12)]
+        for step, y in enumerate(got):
+            assert torch.equal(y, resident(x * (1 + step))), step
+
+
+def test_slots_are_all_that_lies_on_the_gpu():
+    model = wide(8, 1024, "cpu")
+    wide(1, 1024, "cuda")(torch.ones(16, 1024, device="cuda", dtype=torch.bfloat16))  # cuBLAS takes a workspace
+    block = sum(p.nbytes for p in model[0].parameters())
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with stream_blocks(model, "cuda") as stream, torch.no_grad():
+        x = torch.randn(16, 1024, device="cuda", dtype=torch.bfloat16)
+        model(x)
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated() - before
+        assert 2 * block <= held < 2 * block + (2 << 20)
+        assert stream.stats()["memory_bytes"] >= 2 * block
+
+
+def test_copies_run_beside_the_computation():
+    """By the profiler's trace: copies to the device lie within kernels, for a good part of their time."""
+    model = wide(6, 4096, "cpu")
+    x = torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16)
+    with stream_blocks(model, "cuda"), torch.no_grad():
+        model(x)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(2):
+                model(x)
+            torch.cuda.synchronize()
+    spans = [(e.name, e.time_range.start, e.time_range.end) for e in profile.events() if e.device_type.name == "CUDA"]
+    copies = [(a, b) for name, a, b in spans if "HtoD" in name and b - a > 500]
+    kernels = [(a, b) for name, a, b in spans if "Memcpy" not in name and "Memset" not in name]
+    assert len(copies) >= 8 and kernels, sorted({name for name, _, _ in spans})
+    beside = sum(max(0, min(b, d) - max(a, c)) for a, b in copies for c, d in kernels)
+    assert beside > sum(b - a for a, b in copies) / 2
+
+
+def test_gradients_of_adapters_are_those_of_resident_blocks():
+    blocks, resident = test_offload_backward.stack(4), test_offload_backward.stack(4).cuda()
+    for parameter in (p for p in blocks.parameters() if p.requires_grad):
+        parameter.data = parameter.data.cuda()
+    x = torch.randn(7, test_offload_backward.WIDTH, device="cuda")
+    with stream_blocks(blocks, "cuda", backward=True):
+        for step in range(3):
+            wanted = test_offload_backward.through(resident, x + step).square().sum()
+            got = test_offload_backward.through(blocks, x + step).square().sum()
+            assert torch.equal(got, wanted)
+            for loss in (wanted, got):
+                loss.backward()
+            theirs = {name: p.grad for name, p in resident.named_parameters() if p.requires_grad}
+            for name, parameter in blocks.named_parameters():
+                if parameter.requires_grad:
+                    assert torch.equal(parameter.grad, theirs[name]), (step, name)
+
+
+def test_a_call_in_a_capture_is_refused():
+    model = wide(3, 256, "cpu")
+    x = torch.randn(16, 256, device="cuda", dtype=torch.bfloat16)
+    with stream_blocks(model, "cuda"), torch.no_grad():
+        model(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(overlace.Error, match="captur"), torch.cuda.graph(graph):
+            model(x)
+        torch.cuda.synchronize()
+        assert torch.isfinite(model(x)).all()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_model_of_transformers_generates_the_same_tokens(kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "vocab_size": 97}
+    config = transformers.AutoConfig.for_model(
+        kind, **sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64
+    )
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False).cuda()
+    tokens = torch.randint(0, 97, (2, 9), device="cuda")
+    wanted = model(tokens).logits
+    texts = model.generate(tokens, max_new_tokens=12, do_sample=False)
+    layers = model.model.layers.to("cpu")
+    with stream_blocks(layers, "cuda"):
+        assert torch.equal(model(tokens).logits, wanted)
+        assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), texts)
