@@ -35,7 +35,7 @@ import schema  # noqa: E402
 import ways  # noqa: E402
 
 UNVERIFIED = ("brought",)  # it computes nothing
-# Of results of order 1: a product's last bits may depend on where weights lie.
+# Results are of order 1, and a product's last bits may depend on where weights lie.
 MOST_ERROR = {"fp32": 1e-4, "bf16": 2**-5}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Sample = tuple[float, float, float, float]  # seconds, of processors, bytes fetched from a disk, seconds waited

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kCtasOfSm) gather_rows(const __grid_
 constexpr int kBuckets = 1024, kMostOrdered = 8192;
 
 /// Sorts the ids [begin, begin + count) by bucket, of rows that lie beside each other: `order` becomes their places.
-/// Those of a bucket come in any order. Of a whole block.
+/// Those of a bucket come in any order. Called by whole blocks.
 template <class Id>
 __device__ void order_by_bucket(const GatherPod& p, int64_t begin, int count, uint32_t* end_of, uint16_t* order) {
   const int thread = static_cast<int>(threadIdx.x);

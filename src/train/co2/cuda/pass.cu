@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kThreads = 256, kPerThread = 4, kWarps = kThreads / 32;
 
-/// Four neighbours in one load.
-template <class T>
-struct alignas(sizeof(T) * kPerThread) Pack {
-  T values[kPerThread];
+/// Neighbours in one load.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T values[kCount];
 };
 
 __device__ float widen(float value) { return value; }
@@ -103,17 +103,60 @@ __device__ SumsPod block_sums(const SumsPod& mine) {
 
 template <class T>
 __device__ bool is_aligned(const T* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % sizeof(Pack<T>) == 0;
+  return reinterpret_cast<uintptr_t>(pointer) % (sizeof(T) * kPerThread) == 0;
 }
-template <class T>
-__device__ Pack<T> load(const T* from, int64_t i) {
-  return *reinterpret_cast<const Pack<T>*>(from + i);
+template <int kCount, class T>
+__device__ Pack<T, kCount> load(const T* from, int64_t i) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(from + i);
 }
-template <class T>
-__device__ void store(T* to, int64_t i, const Pack<T>& pack) {
-  *reinterpret_cast<Pack<T>*>(to + i) = pack;
+template <class T, int kCount>
+__device__ void store(T* to, int64_t i, const Pack<T, kCount>& pack) {
+  *reinterpret_cast<Pack<T, kCount>*>(to + i) = pack;
 }
 __device__ float* at(float* array, int64_t place) { return array == nullptr ? nullptr : array + place; }
+
+/// The arrays of one piece, from its first element on; momentum, kept and residual may be null.
+template <class X, class Wire>
+struct Arrays {
+  X* x;
+  Wire* wire;
+  float *a, *m, *kept, *residual;
+
+  __device__ bool is_packed() const {
+    return is_aligned(x) && is_aligned(wire) && is_aligned(a) && is_aligned(m) && is_aligned(kept) &&
+           is_aligned(residual);
+  }
+};
+
+/// Four neighbours of each array, or one.
+template <class X, class Wire, int kCount>
+struct Packs {
+  Pack<X, kCount> x;
+  Pack<Wire, kCount> wire;
+  Pack<float, kCount> a, m, kept, residual;
+};
+
+template <PassMode kMode, int kCount, class X, class Wire>
+__device__ Packs<X, Wire, kCount> fetch(const Arrays<X, Wire>& of, int64_t i) {
+  Packs<X, Wire, kCount> q{load<kCount>(of.x, i), load<kCount>(of.wire, i), load<kCount>(of.a, i), {}, {}, {}};
+  if (kMode != PassMode::delta && of.m != nullptr) q.m = load<kCount>(of.m, i);
+  if (of.kept != nullptr) q.kept = load<kCount>(of.kept, i);
+  if (of.residual != nullptr) q.residual = load<kCount>(of.residual, i);
+  return q;
+}
+
+template <PassMode kMode, int kCount, class X, class Wire>
+__device__ void put(const Arrays<X, Wire>& of, int64_t i, const Packs<X, Wire, kCount>& q) {
+  if (kMode != PassMode::apply) {
+    store(of.wire, i, q.wire);
+    if (of.residual != nullptr) store(of.residual, i, q.residual);
+  }
+  if (kMode == PassMode::delta) return;
+  store(of.a, i, q.a);
+  if (of.m != nullptr) store(of.m, i, q.m);
+  if (of.kept != nullptr) store(of.kept, i, q.kept);
+  store(of.x, i, q.x);
+}
 
 template <class X, class Wire, PassMode kMode>
 __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float groups, int64_t first) {
@@ -122,65 +165,44 @@ __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float g
   const PassPod pass = p.control->pass;
   const float bound = p.bounds[piece.tensor].bound;
   const int64_t flat = tensor.begin + piece.begin;
-  X* const x = static_cast<X*>(tensor.x) + piece.begin;
-  Wire* const wire = static_cast<Wire*>(p.memory.wire) + flat;
-  float* const a = p.memory.anchor + flat;
-  float* const m = at(p.memory.momentum, flat);
-  float* const kept = at(p.memory.kept, flat);
-  float* const residual = at(p.memory.residual, flat);
-  const bool is_packed =
-      is_aligned(x) && is_aligned(wire) && is_aligned(a) && is_aligned(m) && is_aligned(kept) && is_aligned(residual);
+  const Arrays<X, Wire> of{static_cast<X*>(tensor.x) + piece.begin,
+                           static_cast<Wire*>(p.memory.wire) + flat,
+                           p.memory.anchor + flat,
+                           at(p.memory.momentum, flat),
+                           at(p.memory.kept, flat),
+                           at(p.memory.residual, flat)};
   Sums sums;
-  const auto one = [&](int64_t i) {
-    Element e{widen(x[i]),
-              a[i],
-              kMode == PassMode::delta || m == nullptr ? 0.0f : m[i],
-              kept == nullptr ? 0.0f : kept[i],
-              widen(wire[i]),
-              residual == nullptr ? 0.0f : residual[i],
-              kept != nullptr};
-    step<Wire, kMode>(pass, bound, groups, e, sums);
-    if (kMode != PassMode::apply) {
-      narrow(e.wire, &wire[i]);
-      if (residual != nullptr) residual[i] = e.residual;
-    }
-    if (kMode == PassMode::delta) return;
-    a[i] = e.a;
-    if (m != nullptr) m[i] = e.m;
-    if (kept != nullptr) kept[i] = e.kept;
-    narrow(e.x, &x[i]);
-  };
-  const auto four = [&](int64_t i) {
-    Pack<X> xs = load(x, i);
-    Pack<Wire> ws = load(wire, i);
-    Pack<float> as = load(a, i), ms{}, ks{}, rs{};
-    if (kMode != PassMode::delta && m != nullptr) ms = load(m, i);
-    if (kept != nullptr) ks = load(kept, i);
-    if (residual != nullptr) rs = load(residual, i);
-    for (int k = 0; k < kPerThread; ++k) {
-      Element e{widen(xs.values[k]), as.values[k], ms.values[k],   ks.values[k],
-                widen(ws.values[k]), rs.values[k], kept != nullptr};
+  const auto pass_of = [&]<int kCount>(int64_t i, Packs<X, Wire, kCount>& q) {
+    for (int k = 0; k < kCount; ++k) {
+      Element e{widen(q.x.values[k]),    q.a.values[k],        q.m.values[k],     q.kept.values[k],
+                widen(q.wire.values[k]), q.residual.values[k], of.kept != nullptr};
       step<Wire, kMode>(pass, bound, groups, e, sums);
-      narrow(e.wire, &ws.values[k]);
-      narrow(e.x, &xs.values[k]);
-      as.values[k] = e.a;
-      ms.values[k] = e.m;
-      ks.values[k] = e.kept;
-      rs.values[k] = e.residual;
+      narrow(e.wire, &q.wire.values[k]);
+      narrow(e.x, &q.x.values[k]);
+      q.a.values[k] = e.a;
+      q.m.values[k] = e.m;
+      q.kept.values[k] = e.kept;
+      q.residual.values[k] = e.residual;
     }
-    if (kMode != PassMode::apply) {
-      store(wire, i, ws);
-      if (residual != nullptr) store(residual, i, rs);
-    }
-    if (kMode == PassMode::delta) return;
-    store(a, i, as);
-    if (m != nullptr) store(m, i, ms);
-    if (kept != nullptr) store(kept, i, ks);
-    store(x, i, xs);
+    put<kMode>(of, i, q);
   };
-  const int64_t packed = is_packed ? piece.count / kPerThread * kPerThread : 0;
-  for (int64_t i = int64_t{threadIdx.x} * kPerThread; i < packed; i += kThreads * kPerThread) four(i);
-  for (int64_t i = packed + threadIdx.x; i < piece.count; i += kThreads) one(i);
+  // Two packs of each array are under way at a time.
+  constexpr int64_t kStride = int64_t{kThreads} * kPerThread;
+  const int64_t packed = of.is_packed() ? piece.count / kPerThread * kPerThread : 0;
+  int64_t i = int64_t{threadIdx.x} * kPerThread;
+  for (; i + kStride < packed; i += 2 * kStride) {
+    auto here = fetch<kMode, kPerThread>(of, i), there = fetch<kMode, kPerThread>(of, i + kStride);
+    pass_of(i, here);
+    pass_of(i + kStride, there);
+  }
+  if (i < packed) {
+    auto here = fetch<kMode, kPerThread>(of, i);
+    pass_of(i, here);
+  }
+  for (int64_t k = packed + threadIdx.x; k < piece.count; k += kThreads) {
+    auto one = fetch<kMode, 1>(of, k);
+    pass_of(k, one);
+  }
   const SumsPod total = block_sums({.m2 = sums.m2,
                                     .w2 = sums.w2,
                                     .v2 = sums.v2,
