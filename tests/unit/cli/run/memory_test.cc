@@ -113,7 +113,7 @@ TEST(Memory, CountsWhatGpuRanksStream) {
   EXPECT_TRUE(check_memory(one, {.physical = 1e9, .limit = 64e9}).ok());
   const base::Status status = check_memory(one, {.physical = 64e9, .limit = 32e9});
   EXPECT_EQ(status.code(), Errc::out_of_memory);
-  EXPECT_NE(status.message().find("layers that stream to 1 ranks take 48.1 GiB of host memory, the control group "
+  EXPECT_NE(status.message().find("what streams to 1 ranks takes 48.1 GiB of host memory, the control group "
                                   "allows 29.8 GiB"),
             std::string::npos)
       << status.message();
