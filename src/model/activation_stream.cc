@@ -75,8 +75,9 @@ Status ActivationStream::leave(int64_t use) {
                      span_of_move(batch, "out", bytes));
 }
 
-/// Both ways: the copy out of a slot comes before the one into it.
+/// Both ways: the copy out of a slot comes before the one into it. A pass may take longer than a lane's event may.
 Status ActivationStream::wait_for_copies() {
+  OVERLACE_TRY(device_.synchronize());
   for (int64_t slot = 0; slot < kSlots; ++slot) OVERLACE_TRY(lane_->synchronize(came_in(slot)));
   return {};
 }

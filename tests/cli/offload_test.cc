@@ -166,40 +166,44 @@ TEST_F(Offload, WalksMicroBatchesThroughALayer) {
 /// Rows of the first rank, by tokens of a micro-batch.
 int64_t first_rows(int64_t tokens, int ranks) { return (tokens + ranks - 1) / ranks; }
 
+std::vector<std::string> in_micro_batches(int64_t tokens, int64_t device_bytes = 0) {
+  std::vector<std::string> out = {"--micro-batch", std::to_string(tokens)};
+  if (device_bytes > 0) out.insert(out.end(), {"--device-memory", std::to_string(device_bytes)});
+  return out;
+}
+
 TEST_F(Offload, RestsActivationsInHostMemoryIfTheyMust) {
   for (const int ranks : {1, 2, 3})
-    for (const int64_t batch : {int64_t{6}, int64_t{24}}) {  // 24 leaves a smaller one
-      const std::vector<std::string> together = {"--micro-batch", std::to_string(batch)};
-      const auto with = [&](int64_t size, bool from_disk) {
-        std::vector<std::string> more = together;
-        more.insert(more.end(), {"--device-memory", std::to_string(size)});
-        if (from_disk) more.insert(more.end(), {"--weights", "disk"});
-        return more;
-      };
+    for (const int64_t batch : {6, 24}) {  // 24 leaves a smaller one
       const std::string where = std::to_string(ranks) + " ranks, micro-batches of " + std::to_string(batch);
-      const std::string seeded = output(false, ranks, together), stored = output(true, ranks, together);
+      const int64_t least = smallest(ranks, in_micro_batches(batch));
+      const std::string stored = output(true, ranks, in_micro_batches(batch));
       EXPECT_TRUE(json().find("activations")->is_null());
-      const int64_t least = smallest(ranks, together);
-      EXPECT_TRUE(output(false, ranks, with(least, false)) == seeded) << where << ", seeded";
-      EXPECT_TRUE(output(true, ranks, with(least, false)) == stored) << where << ", host";
-      EXPECT_TRUE(output(true, ranks, with(least, true)) == stored) << where << ", disk";
+      EXPECT_TRUE(output(true, ranks, in_micro_batches(batch, least)) == stored) << where << ", host";
+      std::vector<std::string> from_disk = in_micro_batches(batch, least);
+      from_disk.insert(from_disk.end(), {"--weights", "disk"});
+      EXPECT_TRUE(output(true, ranks, from_disk) == stored) << where << ", disk";
       const int64_t rows = batch == 6 ? 6 * first_rows(6, ranks) : first_rows(24, ranks) + first_rows(12, ranks);
+      const std::string bytes = std::to_string(2 * rows * kHidden * 4);
       const Json activations = *json().find("activations");
-      EXPECT_EQ(activations.find("resting_bytes")->as_int(), 2 * rows * kHidden * 4) << where;
+      EXPECT_EQ(activations.find("resting_bytes")->as_int(), std::stoll(bytes)) << where;
       EXPECT_GT(activations.find("transfer_us")->as_double(), 0);
       EXPECT_NE(table_.find("\nactivations  host"), std::string::npos) << table_;
-      EXPECT_NE(table_.find("activations: " + std::to_string(2 * rows * kHidden * 4) +
-                            " bytes of a rank rest in host memory, "),
-                std::string::npos)
+      EXPECT_NE(table_.find("activations: " + bytes + " bytes of a rank rest in host memory, "), std::string::npos)
           << table_;
-      // From here on they stay: three streams of all rows in place of two slots and what one micro-batch lacks.
-      const int64_t beside = least + 3 * (rows - first_rows(batch, ranks)) * kHidden * 4;
-      EXPECT_TRUE(output(true, ranks, with(beside, false)) == stored) << where;
-      EXPECT_TRUE(json().find("activations")->is_null()) << where;
-      EXPECT_EQ(weights().find("streamed_layers")->as_int(), kLayers);
-      EXPECT_TRUE(output(true, ranks, with(beside - 1, false)) == stored) << where;
-      EXPECT_FALSE(json().find("activations")->is_null()) << where;
     }
+}
+
+/// From there on they stay: three streams of all rows in place of two slots and what one micro-batch lacks.
+TEST_F(Offload, KeepsActivationsThatFit) {
+  const std::string seeded = output(false, 2, in_micro_batches(24));
+  const int64_t least = smallest(2, in_micro_batches(24));
+  const int64_t beside = least + 3 * first_rows(12, 2) * kHidden * 4;
+  for (const int64_t size : {least, beside - 1, beside}) {
+    EXPECT_TRUE(output(false, 2, in_micro_batches(24, size)) == seeded) << size;
+    EXPECT_EQ(json().find("activations")->is_null(), size == beside) << size;
+    EXPECT_EQ(weights().find("streamed_layers")->as_int(), kLayers) << size;
+  }
 }
 
 TEST_F(Offload, ShowsWhatMovesInTimelineAndReport) {

@@ -156,7 +156,7 @@ class CudaCopyLane final : public CopyLane {
       if (!is_over.ok()) return is_over.status();
       if (*is_over) return {};
       if (std::chrono::steady_clock::now() > deadline)
-        return base::error(Errc::timeout, "a copy to device {} did not end within {} ms", device_, timeout_ms_);
+        return base::error(Errc::timeout, "a copy to or from device {} did not end within {} ms", device_, timeout_ms_);
       std::this_thread::sleep_for(kBeat);
     }
   }

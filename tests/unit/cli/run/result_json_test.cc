@@ -201,8 +201,8 @@ TEST(RunResultJson, SaysWhatRestsInHostMemory) {
   EXPECT_DOUBLE_EQ(a.find("hidden")->as_double(), 0.75);
   const std::string table = to_table(r);
   EXPECT_NE(table.find("\nactivations  host"), std::string::npos) << table;
-  EXPECT_NE(table.find("activations: 4096 bytes of a rank rest in host memory, 800.0 us a pass, of which the layers "
-                       "wait 200.0 us\n"),
+  EXPECT_NE(table.find("activations: 4096 bytes of a rank rest in host memory, 800 us a pass, of which the layers "
+                       "wait 200 us\n"),
             std::string::npos)
       << table;
 }
