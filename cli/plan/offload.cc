@@ -58,6 +58,8 @@ std::string offload_text(const model::ModelConfig& config, const model::Problem&
   out += base::format("a prediction: {:.0f} TFLOP/s, {:.1f} GB/s from the host, {:.2f} GB/s from disk\n\n",
                       rates.flops_per_s * 1e-12, rates.host_bytes_per_s * 1e-9, rates.disk_bytes_per_s * 1e-9);
   out += base::format("layer of a rank  {}, activations {}\n", gib(plan.layer_bytes), gib(plan.activation_bytes));
+  if (plan.resting_bytes > 0)
+    out += base::format("activations      {} of a rank rest in host memory\n", gib(plan.resting_bytes));
   out += base::format("micro-batch      {} tokens\n", plan.micro_batch);
   out += base::format("resident         {} layers\n", plan.resident);
   out += base::format("host memory      {} layers, {} of all ranks\n", plan.host,
@@ -65,8 +67,9 @@ std::string offload_text(const model::ModelConfig& config, const model::Problem&
   out += base::format("disk             {} layers\n", plan.disk);
   out += base::format("a pass           compute {:.4g} ms, host link {:.4g} ms, disk {:.4g} ms: {:.4g} ms\n",
                       1e3 * plan.compute_s, 1e3 * plan.host_s, 1e3 * plan.disk_s, 1e3 * plan.total_s());
-  if (plan.hiding_tokens == 0) return out + "everything fits: nothing streams\n";
-  return out + base::format("{} binds; what streams is hidden from {} tokens on\n", plan.binds(), plan.hiding_tokens);
+  if (plan.host + plan.disk + plan.resting_bytes == 0) return out + "everything fits: nothing streams\n";
+  if (!plan.hiding_tokens) return out + plan.binds() + " binds; activations are hidden by no number of tokens\n";
+  return out + base::format("{} binds; what streams is hidden from {} tokens on\n", plan.binds(), *plan.hiding_tokens);
 }
 
 Json offload_json(const model::ModelConfig& config, const model::Problem& problem, int ranks,
@@ -84,6 +87,7 @@ Json offload_json(const model::ModelConfig& config, const model::Problem& proble
                            {"micro_batch", plan.micro_batch},
                            {"layer_bytes", plan.layer_bytes},
                            {"activation_bytes", plan.activation_bytes},
+                           {"resting_bytes", plan.resting_bytes},
                            {"resident_layers", plan.resident},
                            {"host_layers", plan.host},
                            {"disk_layers", plan.disk},
@@ -92,7 +96,7 @@ Json offload_json(const model::ModelConfig& config, const model::Problem& proble
                            {"disk_s", plan.disk_s},
                            {"total_s", plan.total_s()},
                            {"binds", plan.binds()},
-                           {"hiding_tokens", plan.hiding_tokens}});
+                           {"hiding_tokens", plan.hiding_tokens ? Json(*plan.hiding_tokens) : Json()}});
 }
 
 PlannedOffload planned_offload(const PlanOffloadWords& words) {

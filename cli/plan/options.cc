@@ -80,7 +80,7 @@ Command add_plan_offload(CLI::App& plan) {
 void add_offload_words(CLI::App* parser, PlanOffloadWords* words) {
   parser->add_option("--config", words->config, "Shipped model or config.json")->capture_default_str();
   parser->add_option("--device-memory", words->device_memory, "Memory of a rank for weights and activations: 16GiB");
-  parser->add_option("--host-memory", words->host_memory, "Memory of the host for weights of all ranks")
+  parser->add_option("--host-memory", words->host_memory, "Memory of the host for weights and activations of all ranks")
       ->capture_default_str();
   parser->add_option("--layers", words->layers, "Decoder layers (default: all)");
   parser->add_option("--tokens", words->tokens, "Tokens of the whole team (default: 16384)");

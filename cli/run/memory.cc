@@ -61,12 +61,12 @@ Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
 
 constexpr double kSlots = 2;
 
-/// Where layers lie; nothing where all fit.
+/// Where layers and residual streams lie; nothing where all fit.
 std::optional<model::Placement> placement_of(const RunPlan& plan) {
   if (plan.problem.device_bytes == 0) return std::nullopt;
   const auto shard = model::make_shard(plan.config, plan.problem, 0, plan.ranks);
   const auto placement = shard.ok() ? model::place_layers(plan.config, plan.problem, *shard) : shard.status();
-  if (!placement.ok() || placement->streamed() == 0) return std::nullopt;
+  if (!placement.ok() || placement->streamed() + placement->resting_bytes == 0) return std::nullopt;
   return *placement;
 }
 
@@ -74,7 +74,7 @@ std::optional<model::Placement> placement_of(const RunPlan& plan) {
 double layers_in_memory(const RunPlan& plan) {
   const auto layers = static_cast<double>(plan.problem.layers);
   const auto placement = placement_of(plan);
-  if (!placement) return layers;
+  if (!placement || placement->streamed() == 0) return layers;
   // From disk there is a ring of what the files hold under the one of slots.
   return plan.problem.from_disk ? layers - static_cast<double>(placement->streamed()) + 2 * kSlots : layers + kSlots;
 }
@@ -123,8 +123,11 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
     columns += real(experts.shared) + hidden;
     sums += 2 * real(experts.shared) + 2 * hidden;
   }
+  const auto placement = placement_of(plan);
+  const bool rests = placement && placement->resting_bytes > 0;  // the input and streams, two slots, what they lack
+  const double streams = rests ? 2 * tokens + (kSlots + 1) * together : 3 * tokens;
   const double activations =
-      (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element + together * sums * sizeof(float);
+      (together * (columns + 3 * hidden) + streams * hidden) * element + together * sums * sizeof(float);
   const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
   const double oracle = (tokens * (columns + sums + 4 * hidden) + without_experts + one_by_one) * sizeof(double);
   return (weights * layers_in_memory(plan) * element + activations) * here / ranks + states + oracle +
@@ -135,8 +138,10 @@ double streamed_host_bytes(const RunPlan& plan) {
   const auto placement = placement_of(plan);
   if (!placement) return 0;
   // From disk: a ring of what the files hold, and pinned slots that copies come from.
-  const double layers = plan.problem.from_disk ? 2 * kSlots : static_cast<double>(placement->streamed());
-  return layers * static_cast<double>(placement->layer_bytes) * plan.ranks_here();
+  const auto streamed = static_cast<double>(placement->streamed());
+  const double layers = plan.problem.from_disk && streamed > 0 ? 2 * kSlots : streamed;
+  const double bytes = layers * static_cast<double>(placement->layer_bytes);
+  return (bytes + static_cast<double>(placement->resting_bytes)) * plan.ranks_here();
 }
 
 base::Status check_memory(const RunPlan& plan, const HostMemory& host) {
@@ -146,7 +151,7 @@ base::Status check_memory(const RunPlan& plan, const HostMemory& host) {
     const double streamed = streamed_host_bytes(plan);
     if (streamed <= host.limit) return {};
     return base::error(Errc::out_of_memory,
-                       "layers that stream to {} ranks take {:.1f} GiB of host memory, the control group allows {:.1f} "
+                       "what streams to {} ranks takes {:.1f} GiB of host memory, the control group allows {:.1f} "
                        "GiB; wanted a larger --device-memory, fewer --layers or --weights disk",
                        plan.ranks_here(), streamed / kGiB, host.limit / kGiB);
   }

@@ -49,6 +49,13 @@ Report make_report(const RunOutputs& outputs) {
                 {"repetitions", base::format("{}", r.repetitions)},
                 {"GEMM by", r.provider},
                 {"overlace", r.version}};
+  if (r.weights)
+    report.run.push_back(
+        {"device memory of a rank", base::format("{} bytes, {} of {} layers stream from {}", r.weights->device_bytes,
+                                                 r.weights->streamed_layers, r.layers, r.weights->source)});
+  if (r.activations)
+    report.run.push_back(
+        {"activations of a rank in host memory", base::format("{} bytes", r.activations->resting_bytes)});
   for (const SiteResult& s : r.sites) {
     report.sites.push_back({s.name, s.op.op, s.op.m, s.op.n, s.op.k, s.times.serial_us, s.times.overlapped_us,
                             s.times.limit_us, or_nan(s.times.hidden()), s.chosen, s.reason});

@@ -17,6 +17,7 @@
 #include "src/base/version.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
+#include "src/model/activation_stream.h"
 #include "src/model/layer_stream.h"
 #include "src/spec/operators.h"
 #include "src/tuning/measure.h"
@@ -437,21 +438,24 @@ Status RankRun::time_layers() {
   return {};
 }
 
-/// How long what streams takes in steady state, and how long the layers wait for it.
+/// How long what streams and what moves takes in steady state, and how long the layers wait for it.
 Status RankRun::time_weights() {
   if (plan_.problem.device_bytes == 0) return {};
   OVERLACE_TRY(stack_->run_layers(chosen_, 1));
   OVERLACE_TRY(stack_->synchronize());
   const model::WeightStats before = stack_->weight_stats();
+  const model::ActivationStats moved_before = stack_->activation_stats();
   OVERLACE_TRY(stack_->run_layers(chosen_, plan_.repetitions));
   OVERLACE_TRY(stack_->synchronize());
   const model::WeightStats after = stack_->weight_stats();
-  const auto us_a_pass = [&](double model::WeightStats::*seconds) {
-    return (after.*seconds - before.*seconds) * 1e6 / static_cast<double>(after.passes - before.passes);
+  const model::ActivationStats moved = stack_->activation_stats();
+  const auto us_a_pass = [&](double seconds) {
+    return seconds * 1e6 / static_cast<double>(after.passes - before.passes);
   };
-  const auto slowest =
-      crew_->max_over_ranks({us_a_pass(&model::WeightStats::transfer_s), us_a_pass(&model::WeightStats::waited_s),
-                             us_a_pass(&model::WeightStats::disk_s)});
+  const auto slowest = crew_->max_over_ranks(
+      {us_a_pass(after.transfer_s - before.transfer_s), us_a_pass(after.waited_s - before.waited_s),
+       us_a_pass(after.disk_s - before.disk_s), us_a_pass(moved.transfer_s - moved_before.transfer_s),
+       us_a_pass(moved.waited_s - moved_before.waited_s), static_cast<double>(moved.resting_bytes)});
   if (!slowest.ok()) return slowest.status();
   WeightsResult weights;
   weights.source = plan_.problem.from_disk ? "disk" : "host";
@@ -463,6 +467,8 @@ Status RankRun::time_weights() {
   weights.waited_us = slowest->at(1);
   weights.disk_us = slowest->at(2);
   result_.weights = weights;
+  if (slowest->at(5) > 0)
+    result_.activations = ActivationsResult{static_cast<int64_t>(slowest->at(5)), slowest->at(3), slowest->at(4)};
   return {};
 }
 

@@ -76,17 +76,42 @@ Json weights_json(const std::optional<WeightsResult>& weights) {
   return out;
 }
 
+std::string waited_text(double transfer_us, double waited_us) {
+  return base::format("{} us a pass, of which the layers wait {} us", microseconds(transfer_us),
+                      waited_us == 0 ? "0" : microseconds(waited_us));
+}
+
 std::string weights_line(const WeightsResult& w) {
   const int64_t layers = w.resident_layers + w.streamed_layers;
   if (w.streamed_layers == 0) return base::format("weights: all {} layers fit into {} bytes\n", layers, w.device_bytes);
   const std::string what = base::format("weights: {} of {} layers of {} bytes stream from {}", w.streamed_layers,
                                         layers, w.layer_bytes, w.source);
   if (!w.hidden()) return what + "\n";
-  return base::format("{}, {} us a pass, of which the layers wait {} us; {} binds\n", what, microseconds(w.transfer_us),
-                      w.waited_us == 0 ? "0" : microseconds(w.waited_us), w.binds());
+  return base::format("{}, {}; {} binds\n", what, waited_text(w.transfer_us, w.waited_us), w.binds());
+}
+
+Json activations_json(const std::optional<ActivationsResult>& activations) {
+  if (!activations) return {};
+  const auto hidden = activations->hidden();
+  Json out = Json::object();
+  out.set("resting_bytes", activations->resting_bytes);
+  out.set("transfer_us", number_or_null(activations->transfer_us));
+  out.set("waited_us", hidden ? Json(activations->waited_us) : Json());
+  out.set("hidden", hidden ? Json(*hidden) : Json());
+  return out;
+}
+
+std::string activations_line(const ActivationsResult& a) {
+  const std::string what = base::format("activations: {} bytes of a rank rest in host memory", a.resting_bytes);
+  return a.hidden() ? base::format("{}, {}\n", what, waited_text(a.transfer_us, a.waited_us)) : what + "\n";
 }
 
 }  // namespace
+
+std::optional<double> ActivationsResult::hidden() const {
+  if (transfer_us <= 0) return std::nullopt;
+  return (transfer_us - waited_us) / transfer_us;
+}
 
 std::optional<double> WeightsResult::hidden() const {
   if (streamed_layers == 0 || transfer_us <= 0) return std::nullopt;
@@ -161,6 +186,7 @@ Json to_json(const RunResult& r) {
   out.set("sequence_length", r.sequence_length);
   out.set("micro_batch", r.micro_batch);
   out.set("weights", weights_json(r.weights));
+  out.set("activations", activations_json(r.activations));
   out.set("dtype", dtype_name(r.dtype));
   out.set("seed", r.seed);
   out.set("repetitions", r.repetitions);
@@ -195,8 +221,14 @@ std::string to_table(const RunResult& r) {
                     w.hidden() ? w.binds() + " binds" : "-", microseconds(w.transfer_us),
                     w.hidden() ? base::format("{:.1f}", w.waited_us) : "-", "-", percent(w.hidden())});
   }
+  if (r.activations) {
+    const ActivationsResult& a = *r.activations;
+    rows.push_back({"activations", "host", base::format("{} B", a.resting_bytes), "-", microseconds(a.transfer_us),
+                    a.hidden() ? base::format("{:.1f}", a.waited_us) : "-", "-", percent(a.hidden())});
+  }
   out += "\n" + aligned(rows, 4) + "\n";
   if (r.weights) out += weights_line(*r.weights);
+  if (r.activations) out += activations_line(*r.activations);
   for (const SiteResult& s : r.sites) out += base::format("{}: {}\n", s.name, s.reason);
   out += base::format("largest error / rms of the fp64 oracle: {:.3g} overlapped, {:.3g} unfused, {:.3g} allowed\n",
                       r.error, r.baseline_error, r.error_limit);

@@ -54,6 +54,15 @@ struct WeightsResult {
   std::string binds() const;
 };
 
+/// Residual streams that do not fit and rest in host memory; times of one pass over all layers.
+struct ActivationsResult {
+  int64_t resting_bytes = 0;  // of a rank
+  double transfer_us = 0;     // to bring them and to take them away
+  double waited_us = 0;       // that the layers waited for it
+  /// (transfer - waited) / transfer; nothing before anything was timed.
+  std::optional<double> hidden() const;
+};
+
 struct RunResult {
   std::string version, backend, provider;  // provider: what multiplies matrices
   std::string link;                        // "200MB/s,20us" where it is emulated, else empty
@@ -61,6 +70,7 @@ struct RunResult {
   std::string model, part = "all";                                       // part: what of a layer ran, "all" or "moe"
   int64_t layers = 0, tokens = 0, sequence_length = 0, micro_batch = 0;  // micro_batch 0: all tokens
   std::optional<WeightsResult> weights;                                  // with a limit of device memory
+  std::optional<ActivationsResult> activations;                          // where they do not fit into it
   DType dtype = DType::fp32;
   uint64_t seed = 0;
   int repetitions = 0;

@@ -45,6 +45,8 @@ study::OffloadRun run_of(const PlannedOffload& planned, const OffloadGraphWords&
   run.host_us = 1e6 * real(plan.layer_bytes) / planned.rates.host_bytes_per_s;
   run.disk_us = 1e6 * real(plan.layer_bytes) * planned.ranks / planned.rates.disk_bytes_per_s;
   run.layer_bytes = plan.layer_bytes;
+  run.streams_bytes = plan.resting_bytes / 2;  // the other half is the input, which takes their place in layer 0
+  run.streams_us = 1e6 * real(run.streams_bytes) / planned.rates.host_bytes_per_s;
   run.micro_batches = static_cast<int>(base::ceil_div(planned.problem.tokens, plan.micro_batch));
   run.slots = run.disk_slots = words.slots;
   run.passes = words.passes;
@@ -74,7 +76,7 @@ int sim_graph_offload(const OffloadGraphWords& words) {
   for (const char* way : {"whole", "overlapped", "free"}) {
     study::OffloadRun run = whole;
     run.is_ahead = way != std::string("whole");
-    if (way == std::string("free")) run.host_us = run.disk_us = 0;
+    if (way == std::string("free")) run.host_us = run.disk_us = run.streams_us = 0;
     const bool is_drawn = way == std::string("overlapped") && !words.trace.empty();
     base::Trace trace;
     const study::OffloadTime time = study::offload_passes(run, machine.contention, is_drawn ? &trace : nullptr).value();

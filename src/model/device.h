@@ -58,9 +58,9 @@ struct ActivationArgs {
   TensorView in, out;
 };
 
-/// Copies into a device beside its computation. Two queues, each of which runs in its order. Which of the two comes
-/// first only events say: numbers from 0 to one less than the lane was made for. One thread queues copies, another one
-/// may queue computation.
+/// Copies between host and device, either way, beside its computation. Two queues, each of which runs in its order.
+/// Which of the two comes first only events say: numbers from 0 to one less than the lane was made for. One thread
+/// queues copies, another one may queue computation.
 class CopyLane {
  public:
   enum class Queue { computation, copies };
@@ -71,10 +71,11 @@ class CopyLane {
 
   /// Waits for the copies.
   virtual ~CopyLane() = default;
-  /// Once, on the thread that will queue copies and has nothing else to do.
+  /// Once, on a thread that will queue copies and has nothing else to do.
   virtual base::Status enter() = 0;
-  /// `host` (Device::alloc_host) and `device` stay as they are until the copy has run. `span`: its times are missing.
-  virtual base::Status copy(const void* host, void* device, int64_t bytes, base::Span span) = 0;
+  /// One of both is of Device::alloc_host, the other one of Device::alloc; they stay as they are until the copy has
+  /// run. `span`: its times are missing.
+  virtual base::Status copy(const void* from, void* to, int64_t bytes, base::Span span) = 0;
   /// The event comes behind what the queue has now. An event is always of the same queue.
   virtual base::Status record(Queue queue, int event) = 0;
   /// What the queue gets from now on comes behind the event as it was recorded last; nothing where it never was.
@@ -97,7 +98,7 @@ class Device {
   /// 256-byte aligned, not initialised. out_of_memory with the bytes asked and `what`.
   virtual base::Result<void*> alloc(int64_t bytes, std::string_view what) = 0;
   virtual void free(void* block) = 0;
-  /// Memory of the host, where copies of a lane come from; else as alloc() gives it.
+  /// Memory of the host, from and to which a lane copies; else as alloc() gives it.
   virtual base::Result<void*> alloc_host(int64_t bytes, std::string_view what) = 0;
   virtual void free_host(void* block) = 0;
   /// With so many events. Null where computation reads memory of the host as it is.

@@ -16,7 +16,6 @@ using base::Status;
 
 using Queue = CopyLane::Queue;
 
-constexpr int kSlots = 2;
 // Events of a lane, of each slot: behind the copy into it, and behind the computation that used it.
 constexpr int copied(int64_t slot) { return static_cast<int>(slot); }
 constexpr int used(int64_t slot) { return kSlots + static_cast<int>(slot); }
@@ -53,13 +52,14 @@ std::vector<MicroBatch> micro_batches(const Problem& problem, int rank, int rank
 
 int64_t Placement::streamed() const { return std::count(is_resident.begin(), is_resident.end(), false); }
 
-int64_t activation_bytes(const ModelConfig& config, const Problem& problem, const Shard& shard) {
+int64_t activation_bytes(const ModelConfig& config, const Problem& problem, const Shard& shard, bool rests) {
   const std::vector<MicroBatch> batches = micro_batches(problem, shard.rank, shard.ranks);
   const int64_t rows = batches.back().at + batches.back().rows, tokens = batches.front().tokens;
   const int64_t between = config.has_attention() ? 3 * batches.front().rows : 0;
+  const int64_t streams = rests ? (kSlots + 1) * batches.front().rows : 3 * rows;
   const int64_t elements =
-      (3 * rows + between) * config.hidden + tokens * (shard.qkv_columns(config) + shard.heads * config.head_dim +
-                                                       shard.up_columns(config) + shard.intermediate);
+      (streams + between) * config.hidden + tokens * (shard.qkv_columns(config) + shard.heads * config.head_dim +
+                                                      shard.up_columns(config) + shard.intermediate);
   const bool has_table = config.positions == Positions::rope;
   const int64_t table = has_table ? problem.sequence_length * config.head_dim * int64_t{sizeof(float)} : 0;
   return elements * static_cast<int64_t>(dtype_bytes(problem.dtype)) + table;
@@ -71,16 +71,22 @@ Result<Placement> place_layers(const ModelConfig& config, const Problem& problem
   out.activation_bytes = activation_bytes(config, problem, shard);
   out.is_resident.assign(static_cast<size_t>(problem.layers), true);
   if (problem.device_bytes == 0) return out;
-  const int64_t fitting = std::max<int64_t>((problem.device_bytes - out.activation_bytes) / out.layer_bytes, 0);
-  if (problem.device_bytes >= out.activation_bytes && fitting >= problem.layers) return out;
-  if (problem.device_bytes < out.activation_bytes || fitting < kSlots)
+  const int64_t least = std::min<int64_t>(kSlots, problem.layers) * out.layer_bytes;
+  const int64_t with_slots = activation_bytes(config, problem, shard, true);
+  if (problem.device_bytes < out.activation_bytes + least && with_slots < out.activation_bytes) {
+    const MicroBatch last = micro_batches(problem, shard.rank, shard.ranks).back();
+    out.activation_bytes = with_slots;
+    out.resting_bytes = 2 * (last.at + last.rows) * config.hidden * static_cast<int64_t>(dtype_bytes(problem.dtype));
+  }
+  if (problem.device_bytes < out.activation_bytes + least)
     return base::error(Errc::out_of_memory,
-                       "device memory is {} bytes, wanted {} or more: rank {} has {} bytes of activations and {} of {} "
-                       "bytes each",
-                       problem.device_bytes,
-                       out.activation_bytes + std::min<int64_t>(kSlots, problem.layers) * out.layer_bytes, shard.rank,
-                       out.activation_bytes, problem.layers < kSlots ? "a layer" : "two slots for layers",
-                       out.layer_bytes);
+                       "device memory is {} bytes, wanted {} or more: rank {} has {} bytes of activations{} and {} of "
+                       "{} bytes each",
+                       problem.device_bytes, out.activation_bytes + least, shard.rank, out.activation_bytes,
+                       out.resting_bytes > 0 ? " beside those that rest in host memory" : "",
+                       problem.layers < kSlots ? "a layer" : "two slots for layers", out.layer_bytes);
+  const int64_t fitting = (problem.device_bytes - out.activation_bytes) / out.layer_bytes;
+  if (fitting >= problem.layers) return out;
   const int64_t resident = fitting - kSlots;
   for (int64_t layer = 0; layer < problem.layers; ++layer)
     out.is_resident[static_cast<size_t>(layer)] = layer * resident % problem.layers < resident;

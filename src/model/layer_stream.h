@@ -18,6 +18,9 @@
 
 namespace overlace::model {
 
+/// On a device, for layers that stream, and for residual streams that rest.
+inline constexpr int kSlots = 2;
+
 /// Tokens that walk through a layer together, and this rank's rows of them.
 struct MicroBatch {
   int64_t tokens = 0;
@@ -27,16 +30,19 @@ struct MicroBatch {
 /// In order; all but the last have as many tokens as the problem says.
 std::vector<MicroBatch> micro_batches(const Problem& problem, int rank, int ranks);
 
-/// What a rank's layers and activations take, and where layers lie.
+/// What a rank's layers and activations take, and where they lie.
 struct Placement {
-  int64_t layer_bytes = 0, activation_bytes = 0;
+  int64_t layer_bytes = 0;
+  int64_t activation_bytes = 0;   // on the device
+  int64_t resting_bytes = 0;      // of residual streams and their input, in host memory; 0: they lie on the device
   std::vector<bool> is_resident;  // by layer; those that are not stream through two slots
   int64_t streamed() const;
 };
-/// What Stack allocates besides weights.
-int64_t activation_bytes(const ModelConfig& config, const Problem& problem, const Shard& shard);
-/// out_of_memory with the smallest device memory that works, where two slots of a layer do not fit beside the
-/// activations. What is left beside two slots keeps whole layers, evenly among the others.
+/// What Stack allocates on the device besides weights. `rests`: of residual streams there are two slots.
+int64_t activation_bytes(const ModelConfig& config, const Problem& problem, const Shard& shard, bool rests = false);
+/// Residual streams rest in host memory where two slots of a layer do not fit beside them, and fewer bytes are taken
+/// so. out_of_memory with the smallest device memory that works, where two slots do not fit then either. What is left
+/// beside two slots keeps whole layers, evenly among the others.
 base::Result<Placement> place_layers(const ModelConfig& config, const Problem& problem, const Shard& shard);
 
 struct WeightStats {

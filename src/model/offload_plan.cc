@@ -29,14 +29,27 @@ Result<OffloadPlan> plan_with(const ModelConfig& config, Problem problem, int ra
   out.activation_bytes = placement->activation_bytes;
   const int64_t streamed = placement->streamed();
   out.resident = problem.layers - streamed;
-  out.host = std::min(streamed, host_bytes / (placement->layer_bytes * ranks));
+  out.resting_bytes = placement->resting_bytes;
+  const int64_t host_room = std::max<int64_t>(host_bytes - out.resting_bytes * ranks, 0);
+  out.host = std::min(streamed, host_room / (placement->layer_bytes * ranks));
   out.disk = streamed - out.host;
   const double bytes = real(out.layer_bytes);
   out.compute_s = real(problem.layers) * layer_flops(config, problem, ranks, problem.tokens) / rates.flops_per_s;
-  out.host_s = real(streamed) * bytes / rates.host_bytes_per_s;
+  const double weights_s = real(streamed) * bytes / rates.host_bytes_per_s;
+  // Each way: the streams are one of the two halves of what rests.
+  const double activations_s = real(problem.layers) * real(out.resting_bytes) / 2 / rates.host_bytes_per_s;
+  // The link carries both ways at a time, but a slot for activations is empty only when those before have left it.
+  out.host_s = activations_s + std::max(weights_s, activations_s);
   out.disk_s = real(out.disk) * bytes * ranks / rates.disk_bytes_per_s;
-  const double slowest = std::max(out.host_s, out.disk_s);
-  if (slowest > 0) out.hiding_tokens = static_cast<int64_t>(std::ceil(real(problem.tokens) * slowest / out.compute_s));
+  const auto hiding = [&](double fixed_s, double compute_s) {
+    return std::ceil(real(problem.tokens) * fixed_s / compute_s);
+  };
+  if (2 * activations_s > out.compute_s) {
+    out.hiding_tokens.reset();
+  } else {
+    out.hiding_tokens = static_cast<int64_t>(
+        std::max(hiding(weights_s, out.compute_s - activations_s), hiding(out.disk_s, out.compute_s)));
+  }
   return out;
 }
 
@@ -80,8 +93,10 @@ Result<OffloadPlan> plan_offload(const ModelConfig& config, const Problem& probl
   const auto faster = [](const OffloadPlan& a, const OffloadPlan& b) { return a.total_s() < b.total_s(); };
   const double best_s = std::min_element(found.begin(), found.end(), faster)->total_s();
   constexpr double kAsGood = 1.01;
-  return *std::find_if(found.rbegin(), found.rend(),
-                       [&](const OffloadPlan& p) { return p.total_s() <= kAsGood * best_s; });
+  const auto is_as_good = [&](const OffloadPlan& p) { return p.total_s() <= kAsGood * best_s; };
+  const auto stays = [&](const OffloadPlan& p) { return is_as_good(p) && p.resting_bytes == 0; };
+  const auto beside = std::find_if(found.rbegin(), found.rend(), stays);
+  return beside != found.rend() ? *beside : *std::find_if(found.rbegin(), found.rend(), is_as_good);
 }
 
 }  // namespace overlace::model

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/spec/families/families.h"
+#include "src/spec/operators.h"
 
 namespace overlace::model {
 namespace {
@@ -147,6 +148,29 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
     out[i].layers = dense;
   }
   return out;
+}
+
+Result<spec::Schedule> schedule_for_tokens(const std::string& site, spec::OpSpec op, const spec::Schedule& given,
+                                           int64_t tokens, const Problem& problem) {
+  const auto number = [&](const char* name) {
+    const auto found = given.params.find(name);
+    const int64_t* value = found == given.params.end() ? nullptr : std::get_if<int64_t>(&found->second);
+    return value == nullptr ? int64_t{1} : *value;
+  };
+  const std::string family(spec::without_suffix(given.op, given.family));
+  try {
+    const spec::Params options = {{"hosts", number("hosts")}};
+    const auto degree = static_cast<int>(number("q"));
+    if (spec::make_schedule(op, family, degree, options) != given)
+      return invalid_argument(
+          "micro_batch is {}, which leaves {} of {} tokens, and site \"{}\" has a schedule of its own; wanted a "
+          "divisor",
+          op.m, tokens, problem.tokens, site);
+    op.m = tokens;
+    return spec::make_schedule(op, family, degree, options);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
 }
 
 }  // namespace overlace::model

@@ -1,4 +1,4 @@
-// How a layer is split over ranks.
+// How a layer is split over ranks, and its sites over tokens.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,11 @@ struct Shard {
 
 /// invalid_argument with both numbers where the problem does not fit the model or the ranks.
 base::Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int rank, int ranks);
+
+/// What `given` is at the site, for `tokens` of the problem: the same family and degree. invalid_argument where `given`
+/// is not what these make.
+base::Result<spec::Schedule> schedule_for_tokens(const std::string& site, spec::OpSpec op, const spec::Schedule& given,
+                                                 int64_t tokens, const Problem& problem);
 
 /// The part of a weight that the shard holds. Biases of o and down are added once, after the sum: whole on all ranks.
 WeightBox shard_box(const ModelConfig& config, const Shard& shard, Weight weight);

@@ -11,6 +11,7 @@
 #include "overlace/team.h"
 #include "src/base/half.h"
 #include "src/exec/run.h"
+#include "src/model/activation_stream.h"
 #include "src/model/device.h"
 #include "src/model/expert_block.h"
 #include "src/model/layer_stream.h"
@@ -19,7 +20,6 @@
 #include "src/model/sharding.h"
 #include "src/model/traced_device.h"
 #include "src/model/weights.h"
-#include "src/spec/operators.h"
 
 namespace overlace::model {
 namespace {
@@ -32,7 +32,8 @@ enum SiteIndex : size_t { kQkv, kOProj, kUp, kDown, kNumSites };
 /// Activations of one micro-batch; what all share is overwritten by the next.
 struct Activations {
   int64_t first_row = 0;                   // of mine
-  TensorView x, down_out;                  // (its rows of mine, hidden): residual stream, and what it still lacks
+  TensorView x, down_out;                  // (its rows of mine, hidden): residual stream, and what it still lacks;
+                                           // where streams rest x is a slot, and lacks nothing when it leaves
   TensorView norm1_out, norm2_out, o_out;  // (its rows of mine, hidden); of Part::moe norm2_out is the input
   TensorView qkv, heads_out;               // (its tokens, qkv columns), (its tokens, my heads * head_dim)
   TensorView up, activated;                // (its tokens, up columns), (its tokens, my intermediate)
@@ -94,6 +95,7 @@ class StackImpl final : public Stack {
     const Status ignored = device_->synchronize();  // a destructor cannot report; queued work must not outlive memory
     static_cast<void>(ignored);
     stream_.reset();
+    moving_.reset();
     for (void* block : blocks_) device_->free(block);
   }
 
@@ -105,10 +107,11 @@ class StackImpl final : public Stack {
   Status synchronize() override { return device_->synchronize(); }
   std::string attention_by() const override { return device_->attention_by(); }
   WeightStats weight_stats() const override;
-  const std::vector<int32_t>& expert_choices() const override { return choices_; }
-  Result<std::vector<base::Span>> take_transfers() override {
-    return stream_ == nullptr ? std::vector<base::Span>() : stream_->take_transfers();
+  ActivationStats activation_stats() const override {
+    return moving_ == nullptr ? ActivationStats() : moving_->stats();
   }
+  const std::vector<int32_t>& expert_choices() const override { return choices_; }
+  Result<std::vector<base::Span>> take_transfers() override;
 
  private:
   using Schedules = std::array<const spec::Schedule*, kNumSites>;
@@ -119,6 +122,8 @@ class StackImpl final : public Stack {
   }
   Status load_layer(Weights& weights, int64_t layer);
   Status make_activations();
+  Status make_streams();
+  Status set_input(const float* rows);
   Status make_rope_table();
   Result<Schedules> choose(const SiteSchedules& schedules) const;
   /// The weights of a layer, which a stream may have to bring first.
@@ -132,6 +137,7 @@ class StackImpl final : public Stack {
   int32_t* choices_of(int64_t layer, const Activations& a) {
     return choices_.data() + (layer * x_.dim(0) + a.first_row) * config_.experts.per_token;
   }
+  Status one_micro_batch(int64_t layer, const LayerWeights& w, const Schedules& schedules, size_t batch);
   Status all_layers(const Schedules& schedules, const Schedules& of_last);
   Status site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
   Status site_operator(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
@@ -151,13 +157,14 @@ class StackImpl final : public Stack {
   std::vector<MicroBatch> batches_;
   std::vector<Activations> activations_;  // of each micro-batch
   Placement placement_;
-  std::vector<LayerWeights> layers_;     // the resident ones; others are undefined
-  std::unique_ptr<LayerStream> stream_;  // none where all are resident
-  int64_t held_ = -1;                    // layer that run_site() uses and the next pass begins with
+  std::vector<LayerWeights> layers_;          // the resident ones; others are undefined
+  std::unique_ptr<LayerStream> stream_;       // none where all are resident
+  std::unique_ptr<ActivationStream> moving_;  // none where residual streams lie on the device
+  int64_t held_ = -1;                         // layer that run_site() uses and the next pass begins with
   LayerWeights held_weights_;
   int64_t passes_ = 0, made_bytes_ = 0;
   std::vector<int32_t> choices_;     // (layers, my rows, experts of a token)
-  TensorView input_, x_, down_out_;  // (my rows, hidden)
+  TensorView input_, x_, down_out_;  // (my rows, hidden); down_out_ is of the first micro-batch where streams rest
   TensorView cosine_, sine_;         // (sequence_length, head_dim / 2) fp32
 };
 
@@ -197,11 +204,29 @@ Status StackImpl::load_layer(Weights& weights, int64_t layer) {
   return {};
 }
 
+/// Residual streams: all beside each other with the input, or two slots that they pass through.
+Status StackImpl::make_streams() {
+  const MicroBatch &first = batches_.front(), &last = batches_.back();
+  const int64_t rows = last.at + last.rows, hidden = config_.hidden;
+  if (placement_.resting_bytes == 0) {
+    for (TensorView* view : {&input_, &x_, &down_out_}) OVERLACE_TRY(make(view, rows, hidden, "hidden states"));
+    return {};
+  }
+  TensorView slots;
+  OVERLACE_TRY(make(&slots, kSlots * first.rows, hidden, "slots for hidden states"));
+  OVERLACE_TRY(make(&down_out_, first.rows, hidden, "hidden states"));
+  auto moving = ActivationStream::open(*device_, batches_, problem_.layers, slots);
+  if (!moving.ok()) return moving.status();
+  moving_ = std::move(*moving);
+  OVERLACE_ASSERT(moving_->stats().resting_bytes == placement_.resting_bytes);
+  return {};
+}
+
 Status StackImpl::make_activations() {
   const int64_t rows = batches_.back().at + batches_.back().rows, hidden = config_.hidden;
   const MicroBatch& first = batches_.front();  // the largest
   Activations all;
-  for (TensorView* view : {&input_, &x_, &down_out_}) OVERLACE_TRY(make(view, rows, hidden, "hidden states"));
+  OVERLACE_TRY(make_streams());
   for (TensorView* view : {&all.norm1_out, &all.norm2_out, &all.o_out})
     OVERLACE_TRY(make(view, config_.has_attention() ? first.rows : 0, hidden, "hidden states"));
   OVERLACE_TRY(make(&all.qkv, first.tokens, shard_.qkv_columns(config_), "qkv"));
@@ -212,8 +237,8 @@ Status StackImpl::make_activations() {
   for (const MicroBatch& batch : batches_) {
     Activations a;
     a.first_row = batch.at;
-    a.x = x_.rows(batch.at, batch.rows);
-    a.down_out = down_out_.rows(batch.at, batch.rows);
+    if (moving_ == nullptr) a.x = x_.rows(batch.at, batch.rows);
+    a.down_out = down_out_.rows(moving_ == nullptr ? batch.at : 0, batch.rows);
     if (config_.has_attention()) {
       for (TensorView Activations::*view : {&Activations::norm1_out, &Activations::norm2_out, &Activations::o_out})
         a.*view = (all.*view).rows(0, batch.rows);
@@ -237,8 +262,14 @@ Status StackImpl::make_activations() {
   std::vector<float> input(static_cast<size_t>(rows * hidden));
   for (const MicroBatch& batch : batches_)
     seeded_input(problem_.seed, batch.first_row, batch.rows, hidden, input.data() + batch.at * hidden);
-  std::vector<char> rounded(input.size() * dtype_bytes(problem_.dtype));
-  base::convert_from_float(input.data(), rounded.data(), problem_.dtype, rows * hidden);
+  return set_input(input.data());
+}
+
+/// What each pass begins with.
+Status StackImpl::set_input(const float* rows) {
+  if (moving_ != nullptr) return moving_->set_input(rows);
+  std::vector<char> rounded(static_cast<size_t>(input_.numel()) * dtype_bytes(input_.dtype));
+  base::convert_from_float(rows, rounded.data(), input_.dtype, input_.numel());
   return device_->upload(rounded.data(), input_.data, static_cast<int64_t>(rounded.size()));
 }
 
@@ -348,7 +379,8 @@ Status StackImpl::experts_alone(int64_t layer, const LayerWeights& w, const Acti
 }
 
 Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a) {
-  const TensorView pending = layer == 0 ? TensorView() : a.down_out;  // what the residual stream still lacks
+  const bool is_whole = layer == 0 || moving_ != nullptr;
+  const TensorView pending = is_whole ? TensorView() : a.down_out;  // what the residual stream still lacks
   AddNormArgs norm{
       a.x, pending, a.norm1_out, config_.norm, config_.norm_eps, as_vector(w.norm1), as_vector(w.norm1_bias)};
   OVERLACE_TRY(device_->add_norm(norm));
@@ -387,23 +419,34 @@ Status StackImpl::release(int64_t layer) {
   return placement_.is_resident[static_cast<size_t>(layer)] ? Status() : stream_->release(layer);
 }
 
+/// Where streams rest: comes into a slot, and leaves it when nothing is pending any more, as it would be added later.
+Status StackImpl::one_micro_batch(int64_t layer, const LayerWeights& w, const Schedules& schedules, size_t batch) {
+  Activations a = activations_[batch];
+  if (!config_.has_attention()) return experts_alone(layer, w, a);
+  if (moving_ == nullptr) return one_layer(layer, w, schedules, a);
+  OVERLACE_TRY(exec::run_traced(channel_, "wait for activations", [&] {
+    auto slot = moving_->acquire(layer, batch);
+    if (slot.ok()) a.x = *slot;
+    return slot.status();
+  }));
+  OVERLACE_TRY(one_layer(layer, w, schedules, a));
+  OVERLACE_TRY(device_->add_norm({.x = a.x, .delta = a.down_out, .out = {}, .weight = {}, .bias = {}}));
+  return moving_->release();
+}
+
 Status StackImpl::all_layers(const Schedules& schedules, const Schedules& of_last) {
-  const bool has_attention = config_.has_attention();
-  const int64_t bytes = x_.numel() * static_cast<int64_t>(dtype_bytes(x_.dtype));
-  if (has_attention) OVERLACE_TRY(device_->copy(input_.data, x_.data, bytes));
+  const bool is_copied = config_.has_attention() && moving_ == nullptr;
+  if (is_copied)
+    OVERLACE_TRY(device_->copy(input_.data, x_.data, x_.numel() * static_cast<int64_t>(dtype_bytes(x_.dtype))));
   ++passes_;
   for (int64_t layer = 0; layer < problem_.layers; ++layer) {
     const auto weights = acquire(layer);
     if (!weights.ok()) return weights.status();
-    for (size_t b = 0; b < batches_.size(); ++b) {
-      const bool is_last = b + 1 == batches_.size();
-      const Activations& a = activations_[b];
-      OVERLACE_TRY(has_attention ? one_layer(layer, *weights, is_last ? of_last : schedules, a)
-                                 : experts_alone(layer, *weights, a));
-    }
+    for (size_t b = 0; b < batches_.size(); ++b)
+      OVERLACE_TRY(one_micro_batch(layer, *weights, b + 1 == batches_.size() ? of_last : schedules, b));
     OVERLACE_TRY(release(layer));
   }
-  if (!has_attention) return {};
+  if (!is_copied) return {};
   AddNormArgs last;
   last.x = x_;
   last.delta = down_out_;
@@ -416,27 +459,9 @@ Status StackImpl::make_last(const Schedules& chosen, std::array<spec::Schedule, 
   const int64_t tokens = batches_.back().tokens;
   if (tokens == batches_.front().tokens) return {};
   for (size_t i = 0; i < site_names_.size(); ++i) {
-    const spec::Schedule& given = *chosen[i];
-    spec::OpSpec op = site_ops_[i];
-    const auto number = [&](const char* name) {
-      const auto found = given.params.find(name);
-      const int64_t* value = found == given.params.end() ? nullptr : std::get_if<int64_t>(&found->second);
-      return value == nullptr ? int64_t{1} : *value;
-    };
-    const std::string family(spec::without_suffix(given.op, given.family));
-    try {
-      const spec::Params options = {{"hosts", number("hosts")}};
-      const auto degree = static_cast<int>(number("q"));
-      if (spec::make_schedule(op, family, degree, options) != given)
-        return base::invalid_argument(
-            "micro_batch is {}, which leaves {} of {} tokens, and site \"{}\" has a schedule of its own; wanted a "
-            "divisor",
-            batches_.front().tokens, tokens, problem_.tokens, site_names_[i]);
-      op.m = tokens;
-      (*made)[i] = spec::make_schedule(op, family, degree, options);
-    } catch (...) {
-      return base::status_of_current_exception();
-    }
+    auto schedule = schedule_for_tokens(site_names_[i], site_ops_[i], *chosen[i], tokens, problem_);
+    if (!schedule.ok()) return schedule.status();
+    (*made)[i] = std::move(*schedule);
     (*out)[i] = &(*made)[i];
   }
   return {};
@@ -445,16 +470,15 @@ Status StackImpl::make_last(const Schedules& chosen, std::array<spec::Schedule, 
 Status StackImpl::forward(const float* input, const SiteSchedules& schedules, float* output) {
   const auto chosen = choose(schedules);
   if (!chosen.ok()) return chosen.status();
-  const int64_t n = x_.numel(), bytes = n * static_cast<int64_t>(dtype_bytes(x_.dtype));
-  std::vector<char> host(static_cast<size_t>(bytes));
-  base::convert_from_float(input, host.data(), x_.dtype, n);
-  OVERLACE_TRY(device_->upload(host.data(), input_.data, bytes));
+  OVERLACE_TRY(set_input(input));
   std::array<spec::Schedule, kNumSites> made;
   Schedules of_last;
   OVERLACE_TRY(make_last(*chosen, &made, &of_last));
   OVERLACE_TRY(all_layers(*chosen, of_last));
-  OVERLACE_TRY(device_->download(x_.data, host.data(), bytes));
-  base::convert_to_float(host.data(), x_.dtype, output, n);
+  if (moving_ != nullptr) return moving_->get_output(output);
+  std::vector<char> host(static_cast<size_t>(x_.numel()) * dtype_bytes(x_.dtype));
+  OVERLACE_TRY(device_->download(x_.data, host.data(), static_cast<int64_t>(host.size())));
+  base::convert_to_float(host.data(), x_.dtype, output, x_.numel());
   return {};
 }
 
@@ -510,6 +534,16 @@ WeightStats StackImpl::weight_stats() const {
   stats.passes = passes_;
   if (stream_ != nullptr) stream_->add_to(&stats);
   return stats;
+}
+
+Result<std::vector<base::Span>> StackImpl::take_transfers() {
+  Result<std::vector<base::Span>> out = std::vector<base::Span>();
+  if (stream_ != nullptr) out = stream_->take_transfers();
+  if (!out.ok() || moving_ == nullptr) return out;
+  auto moves = moving_->take_transfers();
+  if (!moves.ok()) return moves;
+  out->insert(out->end(), std::make_move_iterator(moves->begin()), std::make_move_iterator(moves->end()));
+  return out;
 }
 
 Status make_stack(const ModelConfig& config, const Problem& problem, Channel& channel, std::unique_ptr<Stack>* out) {

@@ -42,7 +42,8 @@ base::Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& 
 
 using SiteSchedules = std::map<std::string, spec::Schedule, std::less<>>;
 
-struct WeightStats;  // src/model/layer_stream.h
+struct WeightStats;      // src/model/layer_stream.h
+struct ActivationStats;  // src/model/activation_stream.h
 
 /// Rows of the (tokens, hidden) hidden states that belong to `rank` (torch.tensor_split).
 std::pair<int64_t, int64_t> token_rows(int64_t tokens, int rank, int ranks);
@@ -75,10 +76,11 @@ class Stack {
   virtual std::string attention_by() const = 0;
   /// Since the stack was made. On GPUs times are of what the device has passed.
   virtual WeightStats weight_stats() const = 0;
+  virtual ActivationStats activation_stats() const = 0;
   /// The experts that my tokens chose in the last pass, (layers, my rows, experts of a token); rows are those of
   /// forward(). -1 in layers without experts; empty where no layer has any.
   virtual const std::vector<int32_t>& expert_choices() const = 0;
-  /// Spans of layers that were brought into slots since the last call; for timelines. On GPUs none at the first call,
+  /// Spans of what came into slots or left them since the last call; for timelines. On GPUs none at the first call,
   /// and the device is synchronised.
   virtual base::Result<std::vector<base::Span>> take_transfers() = 0;
 };

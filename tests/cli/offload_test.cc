@@ -163,6 +163,63 @@ TEST_F(Offload, WalksMicroBatchesThroughALayer) {
                       std::to_string(smallest(3, {"--micro-batch", "6"}))}));
 }
 
+/// Rows of the first rank, by tokens of a micro-batch.
+int64_t first_rows(int64_t tokens, int ranks) { return (tokens + ranks - 1) / ranks; }
+
+std::vector<std::string> in_micro_batches(int64_t tokens, int64_t device_bytes = 0) {
+  std::vector<std::string> out = {"--micro-batch", std::to_string(tokens)};
+  if (device_bytes > 0) out.insert(out.end(), {"--device-memory", std::to_string(device_bytes)});
+  return out;
+}
+
+TEST_F(Offload, RestsActivationsInHostMemoryIfTheyMust) {
+  for (const int ranks : {1, 2, 3})
+    for (const int64_t batch : {6, 24}) {  // 24 leaves a smaller one
+      const std::string where = std::to_string(ranks) + " ranks, micro-batches of " + std::to_string(batch);
+      const int64_t least = smallest(ranks, in_micro_batches(batch));
+      const std::string stored = output(true, ranks, in_micro_batches(batch));
+      EXPECT_TRUE(json().find("activations")->is_null());
+      EXPECT_TRUE(output(true, ranks, in_micro_batches(batch, least)) == stored) << where << ", host";
+      std::vector<std::string> from_disk = in_micro_batches(batch, least);
+      from_disk.insert(from_disk.end(), {"--weights", "disk"});
+      EXPECT_TRUE(output(true, ranks, from_disk) == stored) << where << ", disk";
+      const int64_t rows = batch == 6 ? 6 * first_rows(6, ranks) : first_rows(24, ranks) + first_rows(12, ranks);
+      const std::string bytes = std::to_string(2 * rows * kHidden * 4);
+      const Json activations = *json().find("activations");
+      EXPECT_EQ(activations.find("resting_bytes")->as_int(), std::stoll(bytes)) << where;
+      EXPECT_GT(activations.find("transfer_us")->as_double(), 0);
+      EXPECT_NE(table_.find("\nactivations  host"), std::string::npos) << table_;
+      EXPECT_NE(table_.find("activations: " + bytes + " bytes of a rank rest in host memory, "), std::string::npos)
+          << table_;
+    }
+}
+
+/// From there on they stay: three streams of all rows in place of two slots and what one micro-batch lacks.
+TEST_F(Offload, KeepsActivationsThatFit) {
+  const std::string seeded = output(false, 2, in_micro_batches(24));
+  const int64_t least = smallest(2, in_micro_batches(24));
+  const int64_t beside = least + 3 * first_rows(12, 2) * kHidden * 4;
+  for (const int64_t size : {least, beside - 1, beside}) {
+    EXPECT_TRUE(output(false, 2, in_micro_batches(24, size)) == seeded) << size;
+    EXPECT_EQ(json().find("activations")->is_null(), size == beside) << size;
+    EXPECT_EQ(weights().find("streamed_layers")->as_int(), kLayers) << size;
+  }
+}
+
+TEST_F(Offload, ShowsWhatMovesInTimelineAndReport) {
+  const std::vector<std::string> together = {"--micro-batch", "6"};
+  const std::string size = std::to_string(smallest(2, together));
+  const std::vector<std::string> more = {"--micro-batch", "6", "--device-memory", size};
+  const std::string processes = output(true, 2, more);
+  std::vector<std::string> on_threads = more;
+  on_threads.insert(on_threads.end(), {"--threads", "--trace", "t.json", "--report", "r.html"});
+  EXPECT_TRUE(output(true, 2, on_threads) == processes);
+  const std::string timeline = directory_.read("t.json");
+  for (const char* what : {"wait for activations", "io 1", "micro-batch 0 in", "micro-batch 5 in", "micro-batch 5 out"})
+    EXPECT_NE(timeline.find(what), std::string::npos) << what;
+  EXPECT_NE(directory_.read("r.html").find("activations of a rank in host memory"), std::string::npos);
+}
+
 TEST_F(Offload, StreamsOnThreadsAndIntoATimeline) {
   const std::string size = std::to_string(smallest(2));
   const std::string processes = output(true, 2, {"--device-memory", size});
@@ -196,6 +253,10 @@ TEST_F(Offload, RefusesWhatCannotBe) {
   refused(false, {"--device-memory", std::to_string(least - 1)}, 7,
           "--device-memory is " + std::to_string(least - 1) + ": device memory is " + std::to_string(least - 1) +
               " bytes, wanted " + std::to_string(least) + " or more: rank 0 has ");
+  const int64_t in_slots = smallest(2, {"--micro-batch", "6"});
+  refused(false, {"--micro-batch", "6", "--device-memory", std::to_string(in_slots - 1)}, 7,
+          "--device-memory is " + std::to_string(in_slots - 1) + ": device memory is " + std::to_string(in_slots - 1) +
+              " bytes, wanted " + std::to_string(in_slots) + " or more: rank 0 has ");
   directory_.write("ckpt/model.safetensors", checkpoint().substr(0, 9000));
   refused(true, {"--device-memory", std::to_string(least), "--weights", "disk"}, 5, "ckpt/model.safetensors: tensor ");
 }
@@ -224,6 +285,17 @@ TEST_F(Offload, IsPlanned) {
   EXPECT_EQ(plan.find("layer_bytes")->as_int(), weights().find("layer_bytes")->as_int());
   EXPECT_EQ(plan.find("resident_layers")->as_int(), weights().find("resident_layers")->as_int());
   EXPECT_EQ(plan.find("disk_layers")->as_int(), weights().find("streamed_layers")->as_int());
+  // Where activations leave, too.
+  const std::string least = std::to_string(smallest(2, {"--micro-batch", "6"}));
+  std::vector<std::string> words = {
+      "--config", "./config.json", "--device-memory",   least, "--tokens", "36", "-n", "2",
+      "--dtype",  "fp32",          "--sequence-length", "6"};
+  EXPECT_NE(planned(words).out.find(" of a rank rest in host memory\n"), std::string::npos);
+  words.insert(words.end(), {"--json", "-"});
+  const Json moved = Json::parse(planned(words).out).value();
+  EXPECT_EQ(moved.find("micro_batch")->as_int(), 6);
+  output(false, 2, {"--device-memory", least, "--micro-batch", "6"});
+  EXPECT_EQ(moved.find("resting_bytes")->as_int(), json().find("activations")->find("resting_bytes")->as_int());
   const auto refused = [&](std::vector<std::string> more, int exit, const std::string& message) {
     const Result result = planned(more);
     EXPECT_EQ(result.exit, exit);

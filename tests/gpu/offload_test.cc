@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "src/exec/run.h"
+#include "src/model/activation_stream.h"
 #include "src/model/layer_stream.h"
 #include "src/model/sharding.h"
 #include "src/model/stack.h"
@@ -108,11 +109,12 @@ class GpuOffload : public testing::Test {
     OVERLACE_NEED_GPUS(1);
     dir_.write("model.safetensors", model::seeded_checkpoint(config_, offloaded_problem()));
   }
-  /// With room for so many layers beside the slots; `source`: seed, host or disk.
-  model::Problem limited(model::Problem problem, const GpuRank& gpu, int resident, const std::string& source) const {
+  /// With room for so many layers beside the slots; `source`: seed, host or disk. `rests`: residual streams, too.
+  model::Problem limited(model::Problem problem, const GpuRank& gpu, int resident, const std::string& source,
+                         bool rests = false) const {
     const model::Shard shard = model::make_shard(config_, problem, 0, gpu.size).value();
     const int64_t layer = model::LayerLayout(config_, shard, problem.dtype).bytes();
-    problem.device_bytes = model::activation_bytes(config_, problem, shard) + (2 + resident) * layer;
+    problem.device_bytes = model::activation_bytes(config_, problem, shard, rests) + (2 + resident) * layer;
     problem.from_disk = source == "disk";
     if (source != "seed") problem.checkpoint = dir_.path();
     return problem;
@@ -160,6 +162,35 @@ TEST_F(GpuOffload, HasTheBitsOfResidentLayers) {
           offload_options());
     }
   }
+}
+
+// Two of three micro-batches are on the device at a time, and the last one is smaller.
+TEST_F(GpuOffload, HasTheBitsOfActivationsThatStay) {
+  for (const int ranks : {1, 2})
+    run_gpu_threads(
+        ranks,
+        [&](GpuRank& gpu) {
+          const model::Problem problem = offloaded_problem(3 * kLength);
+          const std::vector<model::Site> sites = model::sites(config_, problem, ranks).value();
+          for (const char* family : {"serial", "hetero_fused_1d"}) {
+            const model::SiteSchedules schedules = of_family(sites, family);
+            const std::vector<float> want = Layers(gpu, config_, problem).forward(schedules);
+            for (const std::string source : {"seed", "host", "disk"}) {
+              Layers moved(gpu, config_, limited(problem, gpu, 0, source, true));
+              const std::string where = std::string(family) + ", " + source;
+              EXPECT_EQ(moved.stack().weight_stats().streamed_layers, kLayers);
+              EXPECT_EQ(moved.stack().activation_stats().resting_bytes, 2 * kTokens / ranks * config_.hidden * 2);
+              EXPECT_EQ(moved.forward(schedules), want) << where;
+              moved.passes(schedules, 10);
+              EXPECT_EQ(moved.forward(schedules), want) << where << ", behind other passes";
+              EXPECT_EQ(moved.forward(schedules), want) << where << ", once more";
+              const double bytes = 12.0 * kLayers * kTokens / ranks * static_cast<double>(config_.hidden) * 2 * 2;
+              EXPECT_GT(moved.stack().activation_stats().transfer_s, bytes / 500e9)
+                  << where << ": faster than any link";
+            }
+          }
+        },
+        offload_options());
 }
 
 /// Holds a stream back until it is let go, at most so long.
@@ -230,6 +261,59 @@ TEST_F(GpuOffload, BringsALayerBehindTheUseOfItsSlot) {
               EXPECT_EQ(std::memcmp(got.data() + part.offset, of, size), 0) << source << ", use " << i;
             }
           }
+        }
+      },
+      offload_options());
+}
+
+// Were a copy not behind the computation in its slot, what rests would be what came in.
+TEST_F(GpuOffload, TakesActivationsAwayBehindTheUseOfTheirSlot) {
+  run_gpu_threads(
+      1,
+      [&](GpuRank& gpu) {
+        constexpr int64_t kUsed = 3, kRows = 64, kWidth = 1024, kPasses = 2;
+        constexpr size_t kBytes = kRows * kWidth * sizeof(float);
+        std::vector<model::MicroBatch> batches;
+        for (int64_t b = 0; b < kUsed; ++b) batches.push_back({kRows, b * kRows, kRows, b * kRows});
+        const auto device = model::make_cuda_device(gpu.channel).value();
+        auto* const slots = gpu.device_array<float>(2 * kRows * kWidth);
+        auto* const seen = gpu.device_array<std::byte>(kPasses * 2 * kUsed * kBytes);
+        const auto stream = model::ActivationStream::open(
+                                *device, batches, 2, TensorView::contiguous(slots, DType::fp32, {2 * kRows, kWidth}))
+                                .value();
+        const std::vector<float> input(kUsed * kRows * kWidth, 3.0f);
+        EXPECT_CUDA(cudaMemsetAsync(seen, 0, kBytes, gpu.stream));  // what is loaded at its first use may not wait
+        gpu.wait();
+        ASSERT_TRUE(stream->set_input(input.data()).ok());
+        Hold hold(gpu.stream, std::chrono::milliseconds(10000));
+        for (int64_t use = 0; use < kPasses * 2 * kUsed; ++use) {
+          const auto slot = stream->acquire(use / kUsed % 2, static_cast<size_t>(use % kUsed));
+          ASSERT_TRUE(slot.ok()) << slot.status().message();
+          EXPECT_CUDA(cudaMemcpyAsync(seen + static_cast<size_t>(use) * kBytes, slot->data, kBytes,
+                                      cudaMemcpyDeviceToDevice, gpu.stream));
+          EXPECT_CUDA(cudaMemsetAsync(slot->data, static_cast<int>(use + 1), kBytes, gpu.stream));
+          ASSERT_TRUE(stream->release().ok());
+        }
+        EXPECT_EQ(cudaStreamQuery(gpu.stream), cudaErrorNotReady) << "nothing was held back";
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // time for copies that do not wait
+        hold.let_go();
+        std::vector<float> output(input.size());
+        ASSERT_TRUE(stream->get_output(output.data()).ok());
+        gpu.wait();
+        const auto value_of = [](int64_t use) {
+          float value = 0;
+          std::memset(&value, static_cast<int>(use + 1), sizeof value);
+          return value;
+        };
+        std::vector<float> got(kRows * kWidth);
+        for (int64_t use = 0; use < kPasses * 2 * kUsed; ++use) {
+          gpu.fetch(got.data(), seen + static_cast<size_t>(use) * kBytes, kBytes);
+          const float want = use / kUsed % 2 == 0 ? 3.0f : value_of(use - kUsed);
+          EXPECT_EQ(std::count(got.begin(), got.end(), want), std::ssize(got)) << "use " << use;
+        }
+        for (int64_t b = 0; b < kUsed; ++b) {
+          const auto first = output.begin() + b * kRows * kWidth;
+          EXPECT_EQ(std::count(first, first + kRows * kWidth, value_of((kPasses * 2 - 1) * kUsed + b)), kRows * kWidth);
         }
       },
       offload_options());

@@ -59,6 +59,11 @@ CASES = [
         "run --backend cpu -n 2 --tokens 32 --repeat 1 --link 1GB/s,20us --config model.json --device-memory 160000",
     ),
     Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --link none --config model.json --device-memory 1GiB"),
+    Case(
+        "run",
+        "run --backend cpu -n 2 --tokens 32 --sequence-length 8 --micro-batch 8 --repeat 1 --link none "
+        "--config model.json --device-memory 92000",
+    ),
     Case("doctor", "doctor"),
     Case("doctor", "doctor --no-link-test --python python3", 0 if has_package() else 1),
     Case("doctor", "doctor --no-link-test --python ./nowhere", 1, {"OVERLACE_MACHINE": "nowhere"}),
@@ -73,6 +78,7 @@ CASES = [
     Case("plan_co2", "plan co2 --parameters 1e6 --step-ms 1 --network ring(8,25) --shards 2"),
     Case("plan_offload", "plan offload --device-memory 24GiB --host-memory 1GiB"),
     Case("plan_offload", "plan offload --device-memory 1TiB"),
+    Case("plan_offload", "plan offload --device-memory 2GiB --tokens 65536 --tflops 90000"),
     Case("tune", "tune --shape ag_gemm:32x32x32 --machine cpu2 --dtype fp32 --cache plans.jsonl --quiet"),
     Case("tune", "tune --config tiny --tokens 64 --machine cpu2 --cache none.jsonl --seconds 0.000001 --quiet"),
     Case("sim_run", f"sim run --family serial {SHAPE} --seeds 3"),

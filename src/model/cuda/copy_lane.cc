@@ -116,15 +116,15 @@ class CudaCopyLane final : public CopyLane {
     return cuda_status(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
   }
 
-  Status copy(const void* host, void* device, int64_t bytes, base::Span span) override {
+  Status copy(const void* from, void* to, int64_t bytes, base::Span span) override {
     OVERLACE_TRY(use_device());
     const std::lock_guard lock(spans_mutex_);
     const bool is_shown = takes_spans_ && recorder_.recording.spans.size() < kMostTransfers;
     size_t begin = 0, end = 0;
     if (is_shown) OVERLACE_TRY(recorder_.mark(copies_, &begin));
     OVERLACE_TRY(copying_.start(copies_));
-    OVERLACE_TRY(cuda_status(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, copies_),
-                             "cudaMemcpyAsync from pinned memory"));
+    OVERLACE_TRY(cuda_status(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, copies_),
+                             "cudaMemcpyAsync between pinned memory and device"));
     OVERLACE_TRY(copying_.stop(copies_));
     if (!is_shown) return {};
     OVERLACE_TRY(recorder_.mark(copies_, &end));
@@ -156,7 +156,7 @@ class CudaCopyLane final : public CopyLane {
       if (!is_over.ok()) return is_over.status();
       if (*is_over) return {};
       if (std::chrono::steady_clock::now() > deadline)
-        return base::error(Errc::timeout, "a copy to device {} did not end within {} ms", device_, timeout_ms_);
+        return base::error(Errc::timeout, "a copy to or from device {} did not end within {} ms", device_, timeout_ms_);
       std::this_thread::sleep_for(kBeat);
     }
   }

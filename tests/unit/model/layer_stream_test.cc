@@ -53,19 +53,24 @@ TEST(Placement, IsTheMostThatFits) {
     Problem problem = streamed_problem(layers, 32, 8, 16);
     const Shard shard = make_shard(config, problem, 0, 2).value();
     const int64_t layer = LayerLayout(config, shard, problem.dtype).bytes();
-    const int64_t activations = activation_bytes(config, problem, shard);
-    for (int64_t bytes = activations - 1; bytes <= activations + 9 * layer; bytes += layer / 2 + 1) {
+    const int64_t least = std::min<int64_t>(layers, 2) * layer;
+    const int64_t beside = activation_bytes(config, problem, shard);
+    for (int64_t bytes = beside - 1; bytes <= beside + 9 * layer; bytes += layer / 2 + 1) {
       problem.device_bytes = bytes;
       const auto placed = place_layers(config, problem, shard);
+      const bool rests = bytes < beside + least;
+      const int64_t activations = activation_bytes(config, problem, shard, rests);
       const int64_t fitting = bytes < activations ? -1 : (bytes - activations) / layer;
       if (fitting < std::min<int64_t>(layers, 2)) {
         ASSERT_FALSE(placed.ok());
         EXPECT_EQ(placed.status().code(), Errc::out_of_memory);
-        const int64_t wanted = activations + std::min<int64_t>(layers, 2) * layer;
+        const int64_t wanted = activations + least;
         EXPECT_NE(placed.status().message().find(base::format("wanted {} or more", wanted)), std::string::npos);
         continue;
       }
       ASSERT_TRUE(placed.ok()) << placed.status().message();
+      EXPECT_EQ(placed->activation_bytes, activations);
+      EXPECT_EQ(placed->resting_bytes, rests ? 2 * shard.rows * config.hidden * 4 : 0);
       const int64_t kept = layers - placed->streamed();
       EXPECT_EQ(kept, fitting >= layers ? layers : fitting - 2) << bytes;
       // Evenly: between two that stay there is never more than one more layer than between two others.
@@ -83,6 +88,51 @@ TEST(Placement, IsTheMostThatFits) {
       EXPECT_LE(*std::max_element(gaps.begin() + 1, gaps.end()) - *std::min_element(gaps.begin() + 1, gaps.end()), 1);
     }
   }
+}
+
+TEST(Placement, KeepsStreamsOnTheDeviceUnlessTheyMustLeave) {
+  ModelConfig config = load_config("tiny").value();
+  config.layers = 4;
+  for (const int64_t micro_batch : {0, 64, 32, 8, 24}) {
+    Problem problem = streamed_problem(4, 64, 8, micro_batch);
+    const Shard shard = make_shard(config, problem, 0, 2).value();
+    const int64_t layer = LayerLayout(config, shard, problem.dtype).bytes();
+    const int64_t beside = activation_bytes(config, problem, shard) + 2 * layer;
+    const int64_t in_slots = activation_bytes(config, problem, shard, true) + 2 * layer;
+    const bool is_one = micro_batch == 0 || micro_batch == 64;
+    problem.device_bytes = beside;
+    EXPECT_EQ(place_layers(config, problem, shard)->resting_bytes, 0) << micro_batch;
+    problem.device_bytes = beside - 1;
+    const auto placed = place_layers(config, problem, shard);
+    ASSERT_EQ(placed.ok(), !is_one) << micro_batch;
+    if (is_one) {
+      EXPECT_EQ(placed.status().message().find("rest in host memory"), std::string::npos);
+      continue;
+    }
+    // Three streams of all rows become two slots and what one micro-batch lacks.
+    const int64_t first = micro_batches(problem, 0, 2).front().rows;
+    EXPECT_EQ(beside - in_slots, 3 * (32 - first) * config.hidden * 4);
+    EXPECT_EQ(placed->resting_bytes, 2 * 32 * config.hidden * 4);
+    problem.device_bytes = in_slots - 1;
+    const base::Status refused = place_layers(config, problem, shard).status();
+    EXPECT_EQ(refused.code(), Errc::out_of_memory);
+    EXPECT_NE(refused.message().find(base::format("wanted {} or more: rank 0 has {} bytes of activations beside those "
+                                                  "that rest in host memory and two slots for layers of {}",
+                                                  in_slots, in_slots - 2 * layer, layer)),
+              std::string::npos)
+        << refused.message();
+  }
+}
+
+/// What leaves may be more than all layers are.
+TEST(Placement, StreamsMayRestWhereAllLayersFit) {
+  const ModelConfig config = load_config("tiny").value();
+  Problem problem = streamed_problem(1, 1 << 16, 8, 8);
+  const Shard shard = make_shard(config, problem, 0, 1).value();
+  problem.device_bytes = activation_bytes(config, problem, shard) - 1;
+  const Placement placed = place_layers(config, problem, shard).value();
+  EXPECT_EQ(placed.streamed(), 0);
+  EXPECT_EQ(placed.resting_bytes, int64_t{2} * (1 << 16) * config.hidden * 4);
 }
 
 TEST(LayerLayout, HasEachWeightOnce) {

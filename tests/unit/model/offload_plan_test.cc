@@ -26,12 +26,12 @@ Problem offloaded_problem(const ModelConfig& config, int64_t tokens, int64_t len
 
 TEST(OffloadPlan, IsAsGoodAsTheBestOfAllSettings) {
   const ModelConfig config = load_config("Qwen3-8B").value();
-  int streamed_plans = 0, refused = 0;
+  int streamed_plans = 0, resting_plans = 0, refused = 0;
   for (const int ranks : {1, 2}) {
-    for (const int64_t device_gib : {1, 2, 4, 8, 12, 24}) {
+    for (const int64_t device_mib : {512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 12 << 10, 24 << 10}) {
       for (const int64_t host_gib : {0, 5, 64}) {
         for (const int64_t tokens : {512, 4096, 65536}) {
-          const Problem problem = offloaded_problem(config, tokens, 512, device_gib << 30);
+          const Problem problem = offloaded_problem(config, tokens, 512, device_mib << 20);
           const auto plan = plan_offload(config, problem, ranks, host_gib << 30, kRates);
           double best_s = std::numeric_limits<double>::infinity();
           for (int64_t batch = 512; batch <= tokens; batch += 512) {
@@ -39,13 +39,19 @@ TEST(OffloadPlan, IsAsGoodAsTheBestOfAllSettings) {
             with.micro_batch = batch;
             const Shard shard = make_shard(config, with, 0, ranks).value();
             const int64_t layer = LayerLayout(config, shard, with.dtype).bytes();
-            const int64_t room = problem.device_bytes - activation_bytes(config, with, shard);
+            const bool rests =
+                problem.device_bytes < activation_bytes(config, with, shard) + 2 * layer && batch < tokens;
+            const int64_t room = problem.device_bytes - activation_bytes(config, with, shard, rests);
+            const int64_t moved = rests ? tokens / ranks * config.hidden * 2 : 0;
             for (int64_t resident = 0; resident <= config.layers; ++resident) {
               const int64_t slots = resident == config.layers ? 0 : 2;
               if ((resident + slots) * layer > room) continue;
-              const int64_t host = std::min(config.layers - resident, (host_gib << 30) / (layer * ranks));
+              const int64_t left = std::max<int64_t>((host_gib << 30) - 2 * moved * ranks, 0);
+              const int64_t host = std::min(config.layers - resident, left / (layer * ranks));
               const auto bytes = static_cast<double>(layer);
-              const double link_s = static_cast<double>(config.layers - resident) * bytes / kRates.host_bytes_per_s;
+              const double way = static_cast<double>(config.layers * moved);
+              const double link_s = (way + std::max(static_cast<double>(config.layers - resident) * bytes, way)) /
+                                    kRates.host_bytes_per_s;
               const double disk_s =
                   static_cast<double>(config.layers - resident - host) * bytes * ranks / kRates.disk_bytes_per_s;
               const double compute_s =
@@ -63,11 +69,13 @@ TEST(OffloadPlan, IsAsGoodAsTheBestOfAllSettings) {
           EXPECT_GE(plan->total_s(), best_s * (1 - 1e-12));
           EXPECT_EQ(plan->resident + plan->host + plan->disk, config.layers);
           streamed_plans += plan->host + plan->disk > 0 ? 1 : 0;
+          resting_plans += plan->resting_bytes > 0 ? 1 : 0;
         }
       }
     }
   }
   EXPECT_GT(streamed_plans, 30);
+  EXPECT_GT(resting_plans, 5);
   EXPECT_GT(refused, 3);
 }
 
@@ -80,17 +88,38 @@ TEST(OffloadPlan, SaysFromHowManyTokensOnTransfersAreHidden) {
   EXPECT_EQ(plan->disk, 0);
   EXPECT_EQ(plan->binds(), "compute");
   const double all = static_cast<double>(config.layers) / static_cast<double>(plan->host);
-  EXPECT_NEAR(static_cast<double>(plan->hiding_tokens) * all, 700e12 / 55e9, 0.01 * 700e12 / 55e9);
+  EXPECT_NEAR(static_cast<double>(plan->hiding_tokens.value()) * all, 700e12 / 55e9, 0.01 * 700e12 / 55e9);
   const auto from_disk = plan_offload(config, offloaded_problem(config, 16384, 128, int64_t{8} << 30), 1, 0, kRates);
   ASSERT_TRUE(from_disk.ok());
   EXPECT_EQ(from_disk->host, 0);
   EXPECT_EQ(from_disk->binds(), "disk");
   const double from_there = static_cast<double>(config.layers) / static_cast<double>(from_disk->disk);
-  EXPECT_NEAR(static_cast<double>(from_disk->hiding_tokens) * from_there, 700e12 / 1.7e9, 0.01 * 700e12 / 1.7e9);
+  EXPECT_NEAR(static_cast<double>(from_disk->hiding_tokens.value()) * from_there, 700e12 / 1.7e9,
+              0.01 * 700e12 / 1.7e9);
   const auto few =
       plan_offload(config, offloaded_problem(config, 1024, 128, int64_t{8} << 30), 1, int64_t{1} << 40, kRates);
   ASSERT_TRUE(few.ok());
   EXPECT_EQ(few->binds(), "host link");
+}
+
+/// 65,536 tokens of 4096 bf16 are 512 MiB each way and layer, and three of them do not fit into 2 GiB beside two slots.
+TEST(OffloadPlan, CountsActivationsBothWays) {
+  ModelConfig config = load_config("Llama-3.1-8B").value();
+  const Problem problem = offloaded_problem(config, 65536, 4096, int64_t{2} << 30);
+  const auto plan = plan_offload(config, problem, 1, int64_t{1} << 40, kRates).value();
+  EXPECT_EQ(plan.resting_bytes, int64_t{1} << 30);
+  EXPECT_GT(plan.host, 25);
+  const double way = 32.0 * (1 << 29), weights = static_cast<double>(plan.host * plan.layer_bytes);
+  EXPECT_NEAR(plan.host_s, (way + std::max(way, weights)) / kRates.host_bytes_per_s, 1e-9);
+  EXPECT_EQ(plan.binds(), "compute");
+  const double of_token = plan.compute_s - way / kRates.host_bytes_per_s;
+  EXPECT_NEAR(static_cast<double>(plan.hiding_tokens.value()), 65536 * weights / kRates.host_bytes_per_s / of_token,
+              65536 * 0.01);
+  EXPECT_EQ(plan_offload(config, problem, 1, (int64_t{1} << 30) + 3 * plan.layer_bytes, kRates)->host, 3)
+      << "what rests takes its part of the host's memory";
+  // Half as much computation as bytes: no number of tokens hides them.
+  const OffloadRates fast{100 * kRates.flops_per_s, kRates.host_bytes_per_s, kRates.disk_bytes_per_s};
+  EXPECT_FALSE(plan_offload(config, problem, 1, int64_t{1} << 40, fast)->hiding_tokens.has_value());
 }
 
 TEST(OffloadPlan, RefusesWhatCannotBe) {

@@ -113,10 +113,29 @@ TEST(Memory, CountsWhatGpuRanksStream) {
   EXPECT_TRUE(check_memory(one, {.physical = 1e9, .limit = 64e9}).ok());
   const base::Status status = check_memory(one, {.physical = 64e9, .limit = 32e9});
   EXPECT_EQ(status.code(), Errc::out_of_memory);
-  EXPECT_NE(status.message().find("layers that stream to 1 ranks take 48.1 GiB of host memory, the control group "
+  EXPECT_NE(status.message().find("what streams to 1 ranks takes 48.1 GiB of host memory, the control group "
                                   "allows 29.8 GiB"),
             std::string::npos)
       << status.message();
+}
+
+TEST(Memory, CountsActivationsThatGpuRanksPin) {
+  RunOptions options;
+  options.config = "Qwen3-32B";
+  options.layers = 64;
+  options.tokens = 16384;
+  options.sequence_length = 4096;
+  options.micro_batch = 4096;
+  options.ranks = 1;
+  Surroundings around;
+  around.gpus = 1;
+  const auto bytes_with = [&](const char* device_memory) {
+    options.device_memory = device_memory;
+    return streamed_host_bytes(make_plan(options, base::Env::parse({}).value(), around).value());
+  };
+  // Input and streams, 16384 x 5120 bf16 each, leave where two layers of 975 MB do not fit beside 1.4 GB.
+  EXPECT_NEAR(bytes_with("3GiB"), 64 * 2 * 487.6e6 + 2 * 16384 * 5120 * 2, 1e7);
+  EXPECT_NEAR(bytes_with("3277MiB"), 64 * 2 * 487.6e6, 1e7);
 }
 
 TEST(Memory, KnowsTheHost) { EXPECT_GT(std::min(host_memory().physical, host_memory().limit), 64e6); }

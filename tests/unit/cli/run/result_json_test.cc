@@ -189,6 +189,24 @@ TEST(RunResultJson, SaysWhatStreamsAndWhatBinds) {
   EXPECT_NE(to_table(r).find("weights: all 2 layers fit into 1048576 bytes\n"), std::string::npos);
 }
 
+TEST(RunResultJson, SaysWhatRestsInHostMemory) {
+  RunResult r = example();
+  EXPECT_TRUE(to_json(r).find("activations")->is_null());
+  r.activations = ActivationsResult{4096, 800, 200};
+  const base::Json json = to_json(r);
+  const base::Json& a = *json.find("activations");
+  EXPECT_EQ(a.find("resting_bytes")->as_int(), 4096);
+  EXPECT_DOUBLE_EQ(a.find("transfer_us")->as_double(), 800);
+  EXPECT_DOUBLE_EQ(a.find("waited_us")->as_double(), 200);
+  EXPECT_DOUBLE_EQ(a.find("hidden")->as_double(), 0.75);
+  const std::string table = to_table(r);
+  EXPECT_NE(table.find("\nactivations  host"), std::string::npos) << table;
+  EXPECT_NE(table.find("activations: 4096 bytes of a rank rest in host memory, 800 us a pass, of which the layers "
+                       "wait 200 us\n"),
+            std::string::npos)
+      << table;
+}
+
 TEST(RunResultTable, LabelsEmulationAndWrongResults) {
   RunResult r = example();
   EXPECT_NE(to_table(r).find("EMULATED link between ranks: 200MB/s,20us"), std::string::npos);

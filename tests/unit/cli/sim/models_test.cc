@@ -213,6 +213,34 @@ TEST(SimGraphCommand, OffloadIsTheClosedFormOfThePlan) {
   }
 }
 
+TEST(SimGraphCommand, OffloadMovesActivationsThatDoNotFit) {
+  const std::string machine = testing::TempDir() + "overlace_alone_too.json";
+  spec::Machine alone = spec::find_machine("h200x4");
+  alone.contention.clear();
+  base::write_file(machine, spec::to_json(alone)).or_throw();
+  for (const double host_gbps : {55.0, 5.0}) {
+    OffloadGraphWords words;
+    words.config = "Llama-3.1-8B";
+    words.device_memory = "2GiB";
+    words.host_memory = "1TiB";
+    words.host_gbps = host_gbps;
+    words.machine = machine;
+    words.tokens = 65536;
+    words.json = "-";
+    const PlannedOffload planned = planned_offload(words);
+    EXPECT_EQ(planned.plan.resting_bytes, int64_t{1} << 30);
+    const base::Json list = printed_rows([&] { return sim_graph_offload(words); });
+    EXPECT_EQ(list.as_array()[1].find("binds")->as_string(), host_gbps > 50 ? "compute" : "host link");
+    EXPECT_NEAR(number(list, 1, "host_us"), 1e6 * planned.plan.host_s, 1);
+    EXPECT_NEAR(number(list, 1, "bound_us"), 1e6 * planned.plan.total_s(), 1);
+    EXPECT_NEAR(number(list, 1, "pass_us"), 1e6 * planned.plan.total_s(), 0.1e6 * planned.plan.total_s());
+    const double bytes =
+        static_cast<double>(planned.plan.host * planned.plan.layer_bytes) + 2.0 * 32 * 65536 * 4096 * 2;
+    EXPECT_NEAR(number(list, 0, "pass_us"), number(list, 1, "compute_us") + bytes / (host_gbps * 1e3), 10);
+    EXPECT_NEAR(number(list, 2, "pass_us"), number(list, 1, "compute_us"), 1);
+  }
+}
+
 TEST(SimGraphCommand, OffloadSaysWhatItCannotDo) {
   OffloadGraphWords words;
   EXPECT_THROW(sim_graph_offload(words), InvalidArgument);  // no device memory

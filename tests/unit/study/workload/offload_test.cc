@@ -50,6 +50,13 @@ TEST(Offload, EqualLayersAreTheClosedForm) {
 double recurrence(const OffloadRun& run) {
   double computed = 0, link = 0, disk = 0;
   std::vector<double> used, read;  // when slots became free
+  const double way = run.streams_us / run.micro_batches;
+  const auto streamed =
+      std::count_if(run.layers.begin(), run.layers.end(), [](Resting r) { return r != Resting::device; });
+  const double beside =
+      streamed == 0 ? 0 : run.streams_us * static_cast<double>(run.layers.size()) / static_cast<double>(streamed);
+  double moved = 2 * way;                   // the queue of residual streams: the first two come in
+  std::vector<double> came = {way, moved};  // of each use
   for (int pass = 0; pass < run.passes; ++pass)
     for (const Resting where : run.layers) {
       if (where != Resting::device) {
@@ -61,14 +68,18 @@ double recurrence(const OffloadRun& run) {
           disk += run.disk_us;
           begin = std::max(begin, disk);
         }
-        link = begin + run.host_us;
+        link = begin + run.host_us + beside;
         if (where == Resting::disk) read.push_back(link);
         computed = std::max(computed, link);
       }
-      computed += run.compute_us;
+      for (int i = 0; i < run.micro_batches; ++i) {
+        computed = std::max(computed, came[came.size() - 2]) + run.compute_us / run.micro_batches;
+        moved = std::max(moved, computed) + 2 * way;  // out, and the one after next in
+        came.push_back(moved);
+      }
       if (where != Resting::device) used.push_back(computed);
     }
-  return computed;
+  return way > 0 ? std::max(computed, moved) : computed;
 }
 
 TEST(Offload, AnyPlacesAreTheRecurrence) {
@@ -80,6 +91,7 @@ TEST(Offload, AnyPlacesAreTheRecurrence) {
     run.compute_us = below(200);
     run.host_us = below(200);
     run.disk_us = below(200);
+    if (i % 2 == 1) run.streams_us = below(200);
     run.micro_batches = 1 << below(4);  // halves are whole picoseconds
     run.slots = 2 + below(3);
     run.disk_slots = 2 + below(3);
@@ -90,6 +102,21 @@ TEST(Offload, AnyPlacesAreTheRecurrence) {
     OffloadRun waits = run;
     waits.is_ahead = false;
     EXPECT_LE(time.us, offload_passes(waits)->us + 1e-3) << i;
+  }
+}
+
+/// All layers alike: what comes over the link, or what streams take both ways, is hidden if computation is longer.
+TEST(Offload, StreamsAreMovedBothWays) {
+  for (const auto [c, h, s] :
+       {std::array{100.0, 30.0, 20.0}, {30.0, 100.0, 20.0}, {30.0, 10.0, 40.0}, {10.0, 0.0, 8.0}}) {
+    OffloadRun run = all_from(Resting::host, 6, c, h, 0);
+    run.streams_us = s;
+    run.micro_batches = 8;
+    const OffloadTime time = offload_passes(run).value();
+    EXPECT_NEAR(time.host_us, 6 * (s + std::max(s, h)), 1e-9);
+    EXPECT_NEAR(time.pass_us, 6 * std::max({c, h + s, 2 * s}), 1e-3) << c << " " << h << " " << s;
+    run.is_ahead = false;
+    EXPECT_NEAR(offload_passes(run)->pass_us, 6 * (c + h + 2 * s), 1e-3) << c << " " << h << " " << s;
   }
 }
 
@@ -130,6 +157,7 @@ TEST(Offload, RefusesWhatCannotBe) {
     return time.status().message();
   };
   EXPECT_EQ(message([](OffloadRun& r) { r.host_us = -1; }), "offload: a layer takes -1 us, wanted 0 to 1e12");
+  EXPECT_EQ(message([](OffloadRun& r) { r.streams_us = -1; }), "offload: a layer takes -1 us, wanted 0 to 1e12");
   EXPECT_EQ(message([](OffloadRun& r) { r.slots = 1; }),
             "offload: 1 slots of the device and 2 of the host, wanted 2 to 1024 each");
   EXPECT_EQ(message([](OffloadRun& r) { r.layers.clear(); }),
