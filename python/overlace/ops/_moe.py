@@ -167,12 +167,12 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
 
 
 def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
-    call = _Call("moe_grad", group)
-    if call.context.is_gpu:
-        return _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, _fields(options, num_experts))
+    call, fields = _Call("moe_grad", group), _fields(options, num_experts)
+    if call.context.is_gpu and not fields["max_tokens"]:
+        return _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, fields)
     operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
     dx, *others = grads = _empty_gradients(list(operands.values()), needs)
-    layer = call.layer(operands, _fields(options, num_experts))
+    layer = call.layer(operands, fields)
     there = [need and t is not None for need, t in zip(needs, (weights, w1, w2, b1, b2), strict=True)]
     views = {name: call.view(name, grad) for name, grad, given in zip(_GRADIENTS, others, there, strict=True) if given}
     grad = _Grad(dy=call.view("dy", dy), dx=call.view("dx", dx), **views)
@@ -181,7 +181,7 @@ def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, *
 
 
 def _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, fields):
-    """Gradients of what runs forward on GPUs, so of experts gated by silu without biases."""
+    """Gradients of experts gated by silu without biases, where no memory of the library's is there for them."""
     only = {name: fields[name] for name in ("capacity_factor", "expert_begin")}
     dx, *found = gradients(dy, x, idx, weights, w1, w2, num_experts, call.context.group, **only)
     none = (x.new_empty(0, dtype=torch.float32) for _ in range(2))  # biases
@@ -197,7 +197,6 @@ _gradients_op = torch.library.custom_op(
         f"(Tensor dy, {_TENSORS}, int num_experts, str group, bool[] needs, *, {_OPTIONS}) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
-    tags=(torch.Tag.cudagraph_unsafe,),  # on GPUs the host waits for counts
 )
 
 
@@ -352,12 +351,11 @@ def moe(
     owns E_loc; T, its tokens, may differ by rank and be 0.
 
     On GPUs (Hopper, at most 8 of one host that reach each other's memory): gated by "silu", bfloat16 or float16, H and
-    I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may be captured.
-    Backward is made of torch's products and collectives of `group`: it waits for counts on the host and cannot be
-    captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on the
-    device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
-    not exist count as -1. A rank that raises in the forward has queued nothing, and the others wait for it up to the
-    deadline; in backward up to that of `group`'s collectives.
+    I multiples of 8, no biases. Counts stay on the device; a call and its backward wait for nothing on the host and
+    may be captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements
+    on the device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed; the first backward
+    of each size as well, R max_tokens k rows of 2 H + 9 I and (R + 2) max_tokens rows of H. Expert numbers that do not
+    exist count as -1. A rank that raises has queued nothing, and the others wait for it up to the deadline.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
     idx: (..., k), with the leading dimensions of x, int32 or int64: experts 0 to E - 1, one also twice, or -1 for

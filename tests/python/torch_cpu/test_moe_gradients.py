@@ -1,4 +1,5 @@
-"""Gradients of experts by torch, which GPUs take, on CPU ranks: against those of a dense layer, and of the library."""
+"""Gradients of experts by torch, which GPUs take without max_tokens, on CPU ranks: against those of a dense layer, and
+of the library."""
 
 import pytest
 from overlace.ops._moe_gradients import gradients
