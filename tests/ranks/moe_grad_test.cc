@@ -50,10 +50,10 @@ const std::vector<Case> kCases = {
 
 Channel& channel_of(Runtime& runtime) { return runtime.world().channel(StreamRef::cpu()); }
 
-template <class Args>
-std::string refusal(Channel& channel, const Args& args) {
+template <class Where, class Args>
+std::string refusal(Where& where, const Args& args) {
   try {
-    ops::run(channel, args);
+    ops::run(where, args);
   } catch (const Error& error) {
     return base::format("{}: {}", errc_name(error.code()), error.what());
   }
@@ -151,6 +151,36 @@ TEST(MoeGrad, ComputesWhatARankWants) {
       const std::vector<char> unwritten(all.outputs()[i].size(), '\x7f');
       EXPECT_EQ(some.outputs()[i], is_wanted ? all.outputs()[i] : unwritten) << i << " of rank " << rank;
     }
+  });
+}
+
+TEST(MoeGrad, RunsInAContextThatWasOpenedForGradients) {
+  const Layer layer({}, 2);
+  run_ranks(2, Mode::threads, [&](Runtime& runtime) {
+    const Case& c = layer.c;
+    Channel& channel = channel_of(runtime);
+    ops::MoeSpec spec{.max_tokens = 8,
+                      .hidden = c.hidden,
+                      .inter = c.inter,
+                      .num_experts = c.experts,
+                      .top_k = static_cast<int>(c.top_k),
+                      .dtype = c.dtype,
+                      .expert_begin = layer.begin,
+                      .gradients = true};
+    Call alone(layer, runtime.world().rank()), call(layer, runtime.world().rank());
+    ops::run(channel, alone.args);
+    ops::MoeContext context = ops::MoeContext::open(channel, spec);
+    ops::run(context, call.args);
+    EXPECT_EQ(call.outputs(), alone.outputs());
+    spec.gradients = false;
+    ops::MoeContext forward = ops::MoeContext::open(channel, spec);
+    Call refused(layer, runtime.world().rank());
+    const std::string said = refusal(forward, refused.args);
+    EXPECT_NE(said.find("moe_grad: the context was opened without gradients, wanted with; rank "), std::string::npos)
+        << said;
+    EXPECT_TRUE(refused.is_untouched());
+    spec.gradients = runtime.world().rank() == 0;  // ranks differ
+    EXPECT_THROW(ops::MoeContext::open(channel, spec), PlanMismatch);
   });
 }
 
