@@ -35,6 +35,7 @@ SHARED = frozenset(
         "gpu_grouped_gemm",
         "gpu_memory_processes",
         "gpu_moe",
+        "gpu_moe_grad",
         "gpu_nccl",
         "gpu_net",
         "gpu_offload",

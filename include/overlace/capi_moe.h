@@ -56,7 +56,8 @@ typedef struct ovl_moe_router {
  * the device, and the first call of each size (H, I, E, k, dtype, expert_begin, max_tokens) makes an
  * overlace::ops::MoeContext that the channel keeps: outside captures, in the same order on all ranks. */
 int ovl_moe_run(ovl_channel* channel, const ovl_moe* layer, int64_t* load, int64_t* dropped);
-/* Computes the gradients of a layer that was run; layer->out is not looked at. Collective, as ovl_moe_run. */
+/* Computes the gradients of a layer that was run; layer->out is not looked at. Collective, as ovl_moe_run; on GPUs the
+ * first call of each size makes a context of its own. */
 int ovl_moe_run_grad(ovl_channel* channel, const ovl_moe* layer, const ovl_moe_grad* grad);
 /* Chooses the experts of this rank's tokens, without any other rank. `nan_tokens` takes the number of tokens with a
  * logit that is not a number; it may be null. */

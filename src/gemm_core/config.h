@@ -23,7 +23,9 @@ inline constexpr uint32_t kTicketSlots = 16, kPushSlots = 8;
 /// `swaps_ab`: for small M. A is the weights (N, K), B the tokens (M, K), and the tiles of N rows by M columns are
 /// stored transposed, as (M, N): no row of a GEMM is wasted, and weights are read once. `halves` not 0: B is a stack of
 /// matrices, of which a tile takes the one of its shard; of 2 each matrix is two halves, a gate's rows and those of
-/// what it is for, which a tile takes in turn, so that gated.cuh finds them beside each other.
+/// what it is for, which a tile takes in turn, so that gated.cuh finds them beside each other. `groups_k`: A (K, M) and
+/// B (K, N) are rows of groups, and C a stack of matrices: those of shard s are sums over the rows of group s
+/// (GemmParams::groups). `stores_fp32`: sums are stored as they are.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;
@@ -31,16 +33,18 @@ struct ConfigSpec {
   int stages = 4, store_buffers = 2, split_k = 1, groups_per_tile = kConsumerGroups;
   bool swaps_ab = false;
   int halves = 0;
+  bool groups_k = false, stores_fp32 = false;
 
   /// Consumer warpgroups that take tiles in ping-pong; 1: they share each tile.
   constexpr int pingpong() const { return kConsumerGroups / groups_per_tile; }
   constexpr int cluster() const { return cluster_m * cluster_n * split_k; }
   /// The size of the boxes in which results are stored, as the output has them.
   constexpr int store_rows() const { return swaps_ab ? tile_n : 64; }
-  constexpr int store_cols() const { return swaps_ab || tile_n % 64 == 0 ? 64 : 32; }
+  constexpr int store_cols() const { return !stores_fp32 && (swaps_ab || tile_n % 64 == 0) ? 64 : 32; }
+  constexpr int store_row_bytes() const { return store_cols() * (stores_fp32 ? 4 : 2); }
   constexpr uint32_t a_bytes() const { return static_cast<uint32_t>(tile_m * kTileK * 2); }
   constexpr uint32_t b_bytes() const { return static_cast<uint32_t>(tile_n * kTileK * 2); }
-  constexpr uint32_t store_bytes() const { return static_cast<uint32_t>(store_rows() * store_cols() * 2); }
+  constexpr uint32_t store_bytes() const { return static_cast<uint32_t>(store_rows() * store_row_bytes()); }
   /// What one consumer warpgroup gets from the other half of K: sums of 64 rows, fp32.
   constexpr uint32_t half_bytes() const { return split_k == 1 ? 0 : static_cast<uint32_t>(64 * tile_n * 4); }
   /// Boxes of the size of a staging buffer that the operands' place in a stage can hold.
@@ -52,7 +56,7 @@ struct ConfigSpec {
 struct SharedLayout {
   uint32_t a = 0, b = 0, out = 0, half = 0, tickets = 0, full = 0, empty = 0, staged = 0, freed = 0, come = 0,
            taken = 0;
-  uint32_t handed_barriers = 0, handed = 0, pushed = 0, words = 0;
+  uint32_t handed_barriers = 0, handed = 0, pushed = 0, words = 0, depths = 0;
   uint32_t bytes = 0;
 };
 constexpr SharedLayout shared_layout(const ConfigSpec& c) {
@@ -73,7 +77,8 @@ constexpr SharedLayout shared_layout(const ConfigSpec& c) {
   s.handed_barriers = s.taken + 8;
   s.pushed = s.handed_barriers + kTicketSlots * 8;
   s.words = s.pushed + kPushSlots * 4;
-  s.bytes = s.words + 4 * 4;
+  s.depths = s.words + 4 * 4;
+  s.bytes = s.depths + (c.groups_k ? kTicketSlots * 4 : 0);
   return s;
 }
 /// What a launch asks for: the base of dynamic shared memory is aligned by the kernel.
@@ -94,9 +99,13 @@ constexpr bool is_valid(const ConfigSpec& c) {
   const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.split_k >= 1 && c.cluster() <= 2;
   const bool split = c.split_k == 1 || c.tile_m == 64 * c.groups_per_tile;  // each CTA keeps a warpgroup's rows
   const bool major = c.b_major == BMajor::k || (c.tile_n % 64 == 0 && !c.swaps_ab);
-  const bool stack = c.halves == 0 || (c.halves <= 2 && c.b_major == BMajor::k && c.cluster_m == 1 && !c.swaps_ab);
-  return tile && fits && cluster && split && major && stack && (c.dtype == DType::bf16 || c.dtype == DType::fp16) &&
-         c.stages >= 2 && c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;
+  const bool stack = c.halves == 0 || (c.halves <= (c.b_major == BMajor::k ? 2 : 1) && c.cluster_m == 1 && !c.swaps_ab);
+  const bool grouped =
+      !c.groups_k || (c.b_major == BMajor::n && c.cluster() == 1 && c.halves == 0 && c.pingpong() == 1);
+  const bool wide = !c.stores_fp32 || (c.tile_n % 32 == 0 && !c.swaps_ab && c.halves != 2);
+  return tile && fits && cluster && split && major && stack && grouped && wide &&
+         (c.dtype == DType::bf16 || c.dtype == DType::fp16) && c.stages >= 2 && c.store_buffers >= 1 &&
+         dynamic_shared_bytes(c) <= kSharedLimit;
 }
 
 #define CONFIG(name, dtype, b_major, ...) \

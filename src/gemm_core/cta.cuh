@@ -24,7 +24,7 @@ struct Config {
   static constexpr int kSplitK = kSpec.split_k, kSharing = kClusterM * kClusterN;  // CTAs that share loads
   static constexpr int kGroups = kSpec.groups_per_tile, kPingPong = kSpec.pingpong();
   static constexpr int kBlocksM = kTileM / 64 / kGroups;  // of 64 rows, per consumer warpgroup
-  static constexpr bool kBTransposed = kSpec.b_major == BMajor::n;
+  static constexpr bool kATransposed = kSpec.groups_k, kBTransposed = kSpec.b_major == BMajor::n;
 };
 
 /// This CTA: shared memory by 32-bit address, number in the cluster, clusters of the grid.
@@ -69,6 +69,8 @@ struct Cta {
   __device__ uint32_t handed_barrier(uint32_t slot) const {
     return shared + Config::kShared.handed_barriers + slot * 8;
   }
+  /// The number of rows over which an item sums, by its slot, where K is grouped.
+  __device__ uint32_t depth(uint32_t slot) const { return shared + Config::kShared.depths + slot * 4; }
   /// Numbers of parts that the pushing warps send.
   __device__ uint32_t pushed(uint32_t slot) const { return shared + Config::kShared.pushed + slot * 4; }
 };

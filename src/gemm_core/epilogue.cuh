@@ -13,7 +13,7 @@ struct Staging {
   static constexpr bool kSwapsAb = Config::kSpec.swaps_ab;
   static constexpr int kPieces = kSwapsAb ? 1 : Config::kTileN / kCols;  // boxes per block of 64 rows of a tile
   static constexpr int kPairs = Config::kTileN / kPieces / 16;           // of a piece: 16 columns of the tile each
-  static constexpr uint32_t kRowBytes = kCols * 2;
+  static constexpr uint32_t kRowBytes = Config::kSpec.store_row_bytes();
   uint32_t out, staged_first, freed_first;  // this warpgroup's
 
   __device__ Staging(const Cta<Config>& cta, uint32_t group)
@@ -25,7 +25,7 @@ struct Staging {
   __device__ uint32_t freed(uint32_t slot) const { return freed_first + slot * 8; }
   /// Position of 16 bytes in a row, as the tensor map's swizzle has it.
   __device__ static uint32_t swizzled(uint32_t row, uint32_t unit) {
-    return unit ^ (kCols == 64 ? row % 8 : row / 2 % 4);
+    return unit ^ (kRowBytes == 128 ? row % 8 : row / 2 % 4);
   }
   /// Where this lane's row of a pair's matrices goes in a buffer. Matrices 0 and 1 are rows 0 to 7 and 8 to 15 of this
   /// warp in the first 8 columns of the tile, 2 and 3 in the next 8.
@@ -67,6 +67,30 @@ __device__ __forceinline__ void write_rounded(uint32_t to, const float* d) {
     } else {
       ptx::store_matrices(at, r[0], r[1], r[2], r[3]);
     }
+  }
+}
+
+/// This thread's sums of a piece, as they are, into a buffer.
+template <class Config>
+__device__ __forceinline__ void write_whole(uint32_t to, const float* d) {
+  const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+#pragma unroll
+  for (uint32_t i = 0; i < Staging<Config>::kCols / 8; ++i, d += 4) {  // 8 columns
+    const uint32_t unit = i * 2 + lane % 4 / 2, in_unit = lane % 2 * 8;
+    const auto place_in = [&](uint32_t of) {
+      return to + of * Staging<Config>::kRowBytes + Staging<Config>::swizzled(of, unit) * 16 + in_unit;
+    };
+    ptx::store_pair(place_in(row), d[0], d[1]);
+    ptx::store_pair(place_in(row + 8), d[2], d[3]);
+  }
+}
+/// This thread's sums of a piece into a buffer, as the output has them.
+template <class Config>
+__device__ __forceinline__ void write_sums(uint32_t to, const float* d) {
+  if constexpr (Config::kSpec.stores_fp32) {
+    write_whole<Config>(to, d);
+  } else {
+    write_rounded<Config>(to, d);
   }
 }
 

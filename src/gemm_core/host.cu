@@ -42,7 +42,9 @@ std::mutex counted_mutex;
 std::map<std::pair<const void*, int>, int> counted;  // clusters that run at once, by kernel and device
 
 CUtensorMapDataType type_of(DType dtype) {
-  return dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return dtype == DType::fp32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+         : dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
 }  // namespace
@@ -56,12 +58,14 @@ base::Status encode(const Matrix& x, DType dtype, CUtensorMap* map) {
   const auto function = encode_function();
   if (!function.ok()) return function.status();
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(x.cols), static_cast<cuuint64_t>(x.rows)};
-  const cuuint64_t pitches[] = {static_cast<cuuint64_t>(x.pitch) * 2};
+  const size_t element = dtype_bytes(dtype);
+  const cuuint64_t pitches[] = {static_cast<cuuint64_t>(x.pitch) * element};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(x.box_cols), static_cast<cuuint32_t>(x.box_rows)};
   const cuuint32_t steps[] = {1, 1};
-  const CUtensorMapSwizzle swizzle = x.box_cols == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                                     : x.box_cols == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                        : CU_TENSOR_MAP_SWIZZLE_32B;
+  const size_t row = static_cast<size_t>(x.box_cols) * element;
+  const CUtensorMapSwizzle swizzle = row == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : row == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                 : CU_TENSOR_MAP_SWIZZLE_32B;
   const CUresult e = (*function)(map, type_of(dtype), 2, const_cast<void*>(x.data), sizes, pitches, box, steps,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -78,15 +82,15 @@ base::Status encode_stack(const Stack& x, DType dtype, CUtensorMap* map) {
                               static_cast<cuuint64_t>(x.matrices)};
   const cuuint64_t pitches[] = {static_cast<cuuint64_t>(x.rows * x.pitch) * 2, static_cast<cuuint64_t>(x.pitch) * 2,
                                 static_cast<cuuint64_t>(x.matrix_pitch) * 2};
-  const cuuint32_t box[] = {kTileK, static_cast<cuuint32_t>(x.halves), static_cast<cuuint32_t>(x.box_rows / x.halves),
-                            1};
+  const cuuint32_t box[] = {kStackColumns, static_cast<cuuint32_t>(x.halves),
+                            static_cast<cuuint32_t>(x.box_rows / x.halves), 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   const CUresult e = (*function)(map, type_of(dtype), 4, const_cast<void*>(x.data), sizes, pitches, box, steps,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (e == CUDA_SUCCESS) return {};
-  return base::error(Errc::cuda, "gemm_core: cuTensorMapEncodeTiled returned {} for b ({}, {}, {}, {}), pitch {}",
-                     static_cast<int>(e), x.matrices, x.rows, x.halves, x.cols, x.pitch);
+  return base::error(Errc::cuda, "gemm_core: cuTensorMapEncodeTiled returned {} for {} ({}, {}, {}, {}), pitch {}",
+                     static_cast<int>(e), x.name, x.matrices, x.rows, x.halves, x.cols, x.pitch);
 }
 
 base::Status validate_operand(const Operand& x) {
@@ -98,6 +102,13 @@ base::Status validate_operand(const Operand& x) {
     return base::invalid_argument("gemm_core: ld of {} is {}; wanted: a multiple of 8, >= {}", x.name, x.pitch, x.cols);
   }
   return {};
+}
+
+base::Status validate_stack(const char* name, int64_t matrix_pitch, int64_t rows, int64_t columns, int64_t pitch) {
+  const int64_t least = pitch * (rows - 1) + columns;
+  if (matrix_pitch % 8 == 0 && matrix_pitch >= least) return {};
+  return base::invalid_argument("gemm_core: matrices of {} are {} elements apart; wanted: a multiple of 8, >= {}", name,
+                                matrix_pitch, least);
 }
 
 base::Result<int> count_clusters(const void* kernel, const ConfigSpec& spec, const char* name) {

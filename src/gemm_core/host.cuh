@@ -14,7 +14,7 @@ namespace overlace::gemm_core {
 
 base::Status cuda_status(cudaError_t e, const char* call);
 
-/// A row-major matrix of 16-bit elements as boxes of (box_rows, box_cols).
+/// A row-major matrix as boxes of (box_rows, box_cols).
 struct Matrix {
   const char* name;
   const void* data;
@@ -23,8 +23,11 @@ struct Matrix {
 };
 base::Status encode(const Matrix& x, DType dtype, CUtensorMap* map);
 
-/// Matrices (rows * halves, cols) as boxes of one matrix: as many rows of each half in turn as make `box_rows`.
+/// Matrices (rows * halves, cols) of 16-bit elements as boxes of one matrix, 64 columns: as many rows of each half in
+/// turn as make `box_rows`.
+inline constexpr int kStackColumns = 64;
 struct Stack {
+  const char* name;
   const void* data;
   int64_t matrices, rows, cols, matrix_pitch, pitch;
   int halves, box_rows;
@@ -38,6 +41,8 @@ struct Operand {
   int64_t pitch, cols;
 };
 base::Status validate_operand(const Operand& x);
+/// Matrices (rows, columns) whose rows are `pitch` elements apart: a multiple of 8 elements apart, none inside another.
+base::Status validate_stack(const char* name, int64_t matrix_pitch, int64_t rows, int64_t columns, int64_t pitch);
 
 /// Boxes in which a CTA loads A and B and stores C.
 inline Matrix as_a(const ConfigSpec& s, const Matrix& whole) {
@@ -46,6 +51,20 @@ inline Matrix as_a(const ConfigSpec& s, const Matrix& whole) {
 inline Matrix as_b(const ConfigSpec& s, const void* data, int64_t n, int64_t k, int64_t pitch) {
   return s.b_major == BMajor::k ? Matrix{"b", data, n, k, pitch, s.tile_n / s.cluster_m, kTileK}
                                 : Matrix{"b", data, k, n, pitch, kTileK / s.cluster_m, 64};
+}
+/// A whose rows are groups of K.
+inline Matrix as_a_of_groups(const void* data, int64_t k, int64_t m, int64_t pitch) {
+  return {"a", data, k, m, pitch, kTileK, 64};
+}
+/// B that is a stack of (halves N, K) or of (K, N), and C that is one of (M, N).
+inline Stack as_b_stack(const ConfigSpec& s, const void* data, int64_t matrices, int64_t n, int64_t k,
+                        int64_t matrix_pitch, int64_t pitch) {
+  return s.b_major == BMajor::k ? Stack{"b", data, matrices, n, k, matrix_pitch, pitch, s.halves, s.tile_n}
+                                : Stack{"b", data, matrices, k, n, matrix_pitch, pitch, 1, kTileK};
+}
+inline Stack as_c_stack(const ConfigSpec& s, const void* data, int64_t matrices, int64_t m, int64_t n,
+                        int64_t matrix_pitch, int64_t pitch) {
+  return {"c", data, matrices, m, n, matrix_pitch, pitch, 1, s.store_rows()};
 }
 /// B of swapped operands: in boxes of the chunks of 8 tokens that there are. Rows of a stage behind them hold what they
 /// held: their sums are stored nowhere. A box of 64 with 17 to 32 of them in the tensor took a tenth longer.

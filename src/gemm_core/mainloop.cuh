@@ -1,6 +1,7 @@
 // Operands: one thread of the load warp brings them in, the consumer warpgroups multiply them.
 #pragma once
 
+#include "overlace/device/detail/bulk.cuh"
 #include "src/device/ptx/tensor.cuh"
 #include "src/device/ptx/wgmma.cuh"
 #include "src/gemm_core/params.cuh"
@@ -9,7 +10,8 @@
 
 namespace overlace::gemm_core {
 
-inline constexpr uint32_t kPingPongBarrier = 8;  // of each consumer warpgroup; those before are the hooks'
+// Named barriers of each consumer warpgroup; those before are the hooks'.
+inline constexpr uint32_t kPingPongBarrier = 8, kClearedBarrier = kPingPongBarrier + kConsumerGroups;
 
 /// A tile of a consumer warpgroup. By turns, it begins when the other one has waited for the last stage of the tile
 /// before: barriers know phases by their parity, so nobody may wait for a stage whose use before has not come.
@@ -44,11 +46,16 @@ __device__ __forceinline__ Tile tile_of(const GemmParams& p, const Cta<Config>& 
   return t;
 }
 
-/// A (kTileM, kTileK): whole, or this CTA's part of the rows, to all CTAs that share them.
+/// A (kTileM, kTileK): whole, or this CTA's part of the rows, to all CTAs that share them. M-contiguous: boxes of 64 of
+/// M.
 template <class Config>
 __device__ __forceinline__ void load_a(const CUtensorMap* map, const Cta<Config>& cta, uint32_t stage, int32_t row,
                                        int32_t k) {
-  if constexpr (Config::kClusterN == 1) {
+  if constexpr (Config::kATransposed) {
+#pragma unroll
+    for (int box = 0; box < Config::kTileM / 64; ++box)
+      ptx::load_box(cta.a(stage) + box * kTileK * 128, map, row + box * 64, k, cta.full(stage));
+  } else if constexpr (Config::kClusterN == 1) {
     ptx::load_box(cta.a(stage), map, k, row, cta.full(stage));
   } else {
     constexpr int kRows = Config::kTileM / Config::kClusterN;
@@ -79,11 +86,52 @@ __device__ __forceinline__ void load_b(const CUtensorMap* map, const Cta<Config>
   }
 }
 
-/// Loads B of a stack, (matrices, rows, halves, K).
+/// Loads B of a stack, (matrices, N, halves, K), or boxes of 64 columns of (matrices, K, 1, N).
 template <class Config>
 __device__ __forceinline__ void load_b_of_stack(const CUtensorMap* map, const Cta<Config>& cta, uint32_t stage,
                                                 const Tile& tile, int32_t k) {
-  ptx::load_box(cta.b(stage), map, k, 0, tile.col / Config::kSpec.halves, tile.at.shard, cta.full(stage));
+  if constexpr (Config::kBTransposed) {
+#pragma unroll
+    for (int box = 0; box < Config::kTileN / 64; ++box)
+      ptx::load_box(cta.b(stage) + box * kTileK * 128, map, tile.col + box * 64, 0, k, tile.at.shard, cta.full(stage));
+  } else {
+    ptx::load_box(cta.b(stage), map, k, 0, tile.col / Config::kSpec.halves, tile.at.shard, cta.full(stage));
+  }
+}
+
+/// What a tile sums over: blocks of K, of whose last one `rest` count, which may be none.
+struct Depth {
+  int32_t first, blocks, rest;
+};
+/// A group has at least one block, so that each item has a stage.
+__device__ __forceinline__ Depth depth_of_group(const RowGroup& group) {
+  const int32_t more = group.rows > 0 ? (group.rows - 1) / kTileK : 0;
+  return {group.first / kTileK, more + 1, group.rows - more * kTileK};
+}
+template <class Config>
+__device__ __forceinline__ Depth depth_of_all(const GemmParams& p, const Cta<Config>& cta) {
+  return {Config::kSplitK == 1 ? 0 : cta.k_in_cluster * p.k_blocks, p.k_blocks, kTileK};
+}
+/// The load thread, which tells the consumers.
+template <class Config>
+__device__ __forceinline__ Depth tell_depth(const GemmParams& p, const Cta<Config>& cta, const Tile& tile,
+                                            uint32_t slot) {
+  if constexpr (Config::kSpec.groups_k) {
+    const int2 words = __ldg(reinterpret_cast<const int2*>(p.groups) + tile.at.shard);
+    ptx::store_word(cta.depth(slot), static_cast<uint32_t>(words.y));
+    return depth_of_group({words.x, words.y});
+  } else {
+    return depth_of_all(p, cta);
+  }
+}
+/// Consumers, once a stage of item `ordinal` is full.
+template <class Config>
+__device__ __forceinline__ Depth hear_depth(const GemmParams& p, const Cta<Config>& cta, uint32_t ordinal) {
+  if constexpr (Config::kSpec.groups_k) {
+    return depth_of_group({0, static_cast<int32_t>(ptx::load_word(cta.depth(ordinal % kTicketSlots)))});
+  } else {
+    return depth_of_all(p, cta);
+  }
 }
 
 /// Where a tile finds its rows of activations: of A, with swapped operands of B.
@@ -143,7 +191,7 @@ __device__ void load_tiles(const GemmParams& p, const Cta<Config>& cta, const Ti
   items.fetch();
   items.tell(deadline);
   items.hear(deadline);
-  const int32_t first_k = Config::kSplitK == 1 ? 0 : cta.k_in_cluster * p.k_blocks;
+  const int32_t first_k = depth_of_all(p, cta).first;
   int32_t opened = 0;  // stages ahead of the ring
   if constexpr (WaitInput::kWaits) {
     if (const Taken next = items.next(); !next.is_end) {
@@ -152,7 +200,6 @@ __device__ void load_tiles(const GemmParams& p, const Cta<Config>& cta, const Ti
       for (; opened < most; ++opened) open_stage(p, cta, static_cast<uint32_t>(opened), first, first_k + opened);
     }
   }
-  const Moments moments = moments_of(p.k_blocks);
   for (;;) {
     const Taken taken = items.take();
     if (taken.is_end) break;
@@ -164,6 +211,8 @@ __device__ void load_tiles(const GemmParams& p, const Cta<Config>& cta, const Ti
       }
     }
     const Source from = wait.template source<Config>(p, tile);
+    const Depth depth = tell_depth(p, cta, tile, items.slot());
+    const Moments moments = moments_of(depth.blocks);
     // NOTE: nothing more may stand in the inner loop. A stage of tiles of 128 columns lasts 300 cycles, and one thread
     // loads it.
     int32_t k = 0;
@@ -172,17 +221,17 @@ __device__ void load_tiles(const GemmParams& p, const Cta<Config>& cta, const Ti
       const int32_t end = moment == 0   ? moments.ask
                           : moment == 1 ? moments.fetch
                           : moment == 2 ? moments.tell
-                                        : p.k_blocks;
+                                        : depth.blocks;
       for (; k < end; ++k) {
         if (opened > 0) {
           --opened;
         } else {
           // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
           wait_barrier(cta.empty(ring.slot), ring.parity ^ 1, deadline);
-          open_stage(p, cta, ring.slot, tile, first_k + k);
+          open_stage(p, cta, ring.slot, tile, depth.first + k);
         }
         wait.template wait<Config>(tile, k, deadline);
-        load_activations(from, cta, ring.slot, first_k + k);
+        load_activations(from, cta, ring.slot, depth.first + k);
         ring.advance();
       }
       if (moment == 0) items.ask();
@@ -202,9 +251,28 @@ __device__ void load_tiles(const GemmParams& p, const Cta<Config>& cta, const Ti
 template <class Config>
 using Accumulators = float[Config::kBlocksM][Config::kTileN / 2];
 
+/// All threads of a consumer warpgroup: rows from `rest` on of what it multiplies become zeros, as what lies behind a
+/// group is not to be added, whatever it is. B's are cleared by each warpgroup, so that none waits for another.
+template <class Config>
+__device__ __forceinline__ void clear_rows(const Cta<Config>& cta, uint32_t stage, uint32_t group, int32_t rest) {
+  constexpr int32_t kUnits = 8, kRowsAtOnce = 128 / kUnits;  // 16 bytes each, of a row of a box
+  const auto thread = static_cast<int32_t>(threadIdx.x % 128);
+  const uint32_t a = cta.a(stage) + static_cast<uint32_t>(cta.first_row(group)) * 128;
+  for (int32_t row = rest + thread / kUnits; row < kTileK; row += kRowsAtOnce) {
+    const auto at = static_cast<uint32_t>(row * 128 + thread % kUnits * 16);
+#pragma unroll
+    for (int box = 0; box < Config::kBlocksM; ++box) ptx::store_four_words(a + at + box * kTileK * 128, {});
+#pragma unroll
+    for (int box = 0; box < Config::kTileN / 64; ++box)
+      ptx::store_four_words(cta.b(stage) + at + box * kTileK * 128, {});
+  }
+  ptx::fence_shared_to_bulk();
+  ptx::named_barrier_sync<128>(kClearedBarrier + group);
+}
+
 /// All threads of a consumer warpgroup: sums = A B of one tile, of this CTA's part of K.
 template <class Config>
-__device__ __forceinline__ void multiply_tile(Accumulators<Config>& sums, int32_t k_blocks, const Cta<Config>& cta,
+__device__ __forceinline__ void multiply_tile(Accumulators<Config>& sums, const Depth& depth, const Cta<Config>& cta,
                                               const PingPongOrder<Config>& turn, Ring<Config::kStages>& ring,
                                               Deadline& deadline) {
   const uint32_t thread = threadIdx.x % 128;
@@ -212,10 +280,14 @@ __device__ __forceinline__ void multiply_tile(Accumulators<Config>& sums, int32_
       cta.empty(0), Config::kSplitK == 1 ? thread % Config::kSharing : static_cast<uint32_t>(cta.k_in_cluster));
   const auto first_row = static_cast<uint32_t>(cta.first_row(turn.group));
   uint32_t last_slot = 0;
-  for (int32_t k = 0; k < k_blocks; ++k) {
+  for (int32_t k = 0; k < depth.blocks; ++k) {
     wait_barrier(cta.full(ring.slot), ring.parity, deadline);
-    if (k + 1 == k_blocks) turn.hand_on();
-    const uint64_t a = ptx::descriptor_k_major(cta.a(ring.slot) + first_row * 128);
+    if (k + 1 == depth.blocks) turn.hand_on();
+    if constexpr (Config::kSpec.groups_k) {
+      if (k + 1 == depth.blocks && depth.rest < kTileK) clear_rows(cta, ring.slot, turn.group, depth.rest);
+    }
+    const uint32_t a_at = cta.a(ring.slot) + first_row * 128;
+    const uint64_t a = Config::kATransposed ? ptx::descriptor_mn_major(a_at) : ptx::descriptor_k_major(a_at);
     const uint64_t b =
         Config::kBTransposed ? ptx::descriptor_mn_major(cta.b(ring.slot)) : ptx::descriptor_k_major(cta.b(ring.slot));
     ptx::wgmma_fence();
@@ -223,8 +295,9 @@ __device__ __forceinline__ void multiply_tile(Accumulators<Config>& sums, int32_
     for (int step = 0; step < kTileK / 16; ++step) {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksM; ++block) {
-        ptx::wgmma<typename Config::Element, Config::kBTransposed>(
-            sums[block], a + block * (64 * 128 / 16) + step * 2, b + step * (Config::kBTransposed ? 128 : 2), k | step);
+        ptx::wgmma<typename Config::Element, Config::kATransposed, Config::kBTransposed>(
+            sums[block], a + block * (64 * 128 / 16) + step * (Config::kATransposed ? 128 : 2),
+            b + step * (Config::kBTransposed ? 128 : 2), k | step);
       }
     }
     ptx::wgmma_commit();

@@ -10,12 +10,18 @@
 
 namespace overlace::gemm_core {
 
+/// Rows of both operands that belong together, where K is grouped. The first is a multiple of kTileK.
+struct alignas(8) RowGroup {
+  int32_t first, rows;
+};
+
 struct GemmParams {
-  CUtensorMap a;                // (M, K)
+  CUtensorMap a;                // (M, K); K grouped: (K, M)
   CUtensorMap b;                // (N, K) or (K, N)
   CUtensorMap c;                // (M, N)
   TileOrder order;              // of the clusters' tiles
   int32_t num_tiles, k_blocks;  // of each CTA's part of K
+  const RowGroup* groups;       // K grouped: of each shard, in device memory
   uint32_t stage_bytes;         // that loads bring, with swapped operands; else a stage is full
   uint32_t* error;              // device or pinned memory: not 0 once a wait has passed its end
   uint64_t timeout_ns;

@@ -97,7 +97,7 @@ __device__ __forceinline__ void multiply_all(const GemmParams& p, const Cta<Conf
     next += cta.tile_step();
     const PingPongOrder<Config> turn{group, index + cta.num_clusters >= p.num_tiles};
     turn.begin();
-    multiply_tile<Config>(sums, p.k_blocks, cta, turn, operands, deadline);
+    multiply_tile<Config>(sums, depth_of_all(p, cta), cta, turn, operands, deadline);
     const auto item = [&] { return product_at(p, index); };
     if constexpr (Reduce::kReduces) reduce.template add<Config>(sums, cta, group, item, operands, deadline);
     if (!cta.stores(group)) continue;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void multiply_all(const GemmParams& p, const Cta<Conf
         continue;
       }
     }
-    stage_tile<Config>(sums, staging, results, deadline, write_rounded<Config>);
+    stage_tile<Config>(sums, staging, results, deadline, write_sums<Config>);
   }
 }
 
@@ -133,7 +133,8 @@ __device__ __forceinline__ void work_all(const GemmParams& p, const Cta<Config>&
       }
     }
     Accumulators<Config> sums;
-    multiply_tile<Config>(sums, p.k_blocks, cta, PingPongOrder<Config>{group, false}, operands, deadline);
+    multiply_tile<Config>(sums, hear_depth(p, cta, ordinal), cta, PingPongOrder<Config>{group, false}, operands,
+                          deadline);
     if constexpr (Reduce::kReduces && !Reduce::kLoads)
       reduce.template add<Config>(sums, cta, group, item, operands, deadline);
     if (!cta.stores(group)) continue;
@@ -143,7 +144,7 @@ __device__ __forceinline__ void work_all(const GemmParams& p, const Cta<Config>&
         continue;
       }
     }
-    stage_tile<Config>(sums, staging, results, deadline, write_rounded<Config>);
+    stage_tile<Config>(sums, staging, results, deadline, write_sums<Config>);
   }
 }
 

@@ -110,6 +110,8 @@ class LoadItems {
       return {product_at(p_, number), false};
     }
   }
+  /// The slot of what take() gave.
+  __device__ __forceinline__ uint32_t slot() const { return (told_ - 1) % kTicketSlots; }
   __device__ __forceinline__ Taken take() {
     const Taken taken = next();
     if constexpr (!Tickets::kDraws) number_ += static_cast<uint32_t>(cta_.num_clusters);

@@ -63,14 +63,17 @@ struct MoeSpec {
   int top_k = 0;            // k
   DType dtype = DType::bf16;
   std::vector<int64_t> expert_begin{};  // as MoeArgs has it
+  bool gradients = false;               // whether calls may be of gradients, too
 
   friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
 };
 
+struct MoeGradArgs;
+
 /// What calls of one layer share. On GPUs it has the memory of tokens, pool and sums: of the symmetric heap
 /// (R + 1) max_tokens H elements, of the device room for all copies that can come, R max_tokens k rows of H + I
-/// elements. Counts stay on the device: a call waits for nothing on the host, and may be captured. Calls of a context
-/// are in one order on all ranks, on one stream.
+/// elements; with gradients (R + 2) max_tokens H, and rows of 2 H + 9 I. Counts stay on the device: a call waits for
+/// nothing on the host, and may be captured. Calls of a context are in one order on all ranks, on one stream.
 class MoeContext {
  public:
   /// Collective, a heap allocation (SymmetricHeap: the ranks of other teams make it too; the heap does not grow for
@@ -94,6 +97,7 @@ class MoeContext {
 
  private:
   friend void run(MoeContext& context, const MoeArgs& args, const MoeCounts& counts);
+  friend void run(MoeContext& context, const MoeGradArgs& args);
   struct State;
   explicit MoeContext(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
@@ -123,6 +127,11 @@ struct MoeGradArgs {
 /// are taken as there, those of weights over the rows of an expert in fp32 in the order of its pool, rounded once:
 /// equal inputs on as many ranks give equal bits.
 void run(Channel& channel, const MoeGradArgs& args);
+
+/// Computes gradients in stream order, in a context that was opened for them. Collective, with what run(context,
+/// MoeArgs) says of ranks, GPUs and refusals; rounded where run(channel, MoeGradArgs) rounds. Sums of weights over the
+/// rows of an expert are made in the order of its pool: equal inputs on as many ranks give equal bits.
+void run(MoeContext& context, const MoeGradArgs& args);
 
 /// The choice of experts before the layer, local and on the host.
 struct MoeRouterArgs {

@@ -13,12 +13,12 @@ from overlace import _library, errors
 from overlace._call import tensor_of
 from overlace._library import Tensor, _Sized
 from overlace.context import context_of, group_name, size_of
-from overlace.errors import Error, InvalidArgument, Unsupported
+from overlace.errors import Error, Internal, InvalidArgument, Unsupported
 from overlace.ops._common import register_gradient, run
-from overlace.ops._moe_gradients import gradients
 
 _NAME = "moe"
 _OPERANDS = ("x", "idx", "weights", "w1", "w2", "b1", "b2")
+_SCALARS = ("weights", "dweights")  # of which kernels take single numbers
 _GRADIENTS = ("dweights", "dw1", "dw2", "db1", "db2")
 _REFUSED = Tensor(None, 0, 1, (0,), (1,))  # (0) fp64, which the library takes nowhere
 
@@ -44,12 +44,13 @@ class _Grad(_Sized):
     _fields_ = (("struct_size", c.c_size_t), *((name, Tensor) for name in ("dy", "dx", *_GRADIENTS)))
 
 
-def _with_rows(t: torch.Tensor) -> torch.Tensor:
-    """Matrices, or stacks of them, with rows as the library takes them; others are copied."""
+def _with_rows(t: torch.Tensor, is_scalar: bool) -> torch.Tensor:
+    """Matrices, or stacks of them, with rows as the library takes them; others are copied. `is_scalar`: kernels read
+    single numbers of it, of others 16 bytes at a time."""
     if t.dim() < 2:
         return t
     rows_lie = t.stride(-1) == 1 and (t.shape[-2] <= 1 or t.stride(-2) >= t.shape[-1])
-    if t.is_cuda and t.is_floating_point():  # which kernels load and store 16 bytes at a time
+    if t.is_cuda and t.is_floating_point() and not is_scalar:
         unit = 16 // t.element_size()
         strides = (stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1)
         apart = t.dim() < 3 or t.shape[0] <= 1 or t.stride(0) >= t.shape[1] * t.stride(1)
@@ -66,12 +67,15 @@ class _Call:
         self.why: Exception | None = None  # this rank refuses the call
         self._kept: list[torch.Tensor] = []  # the library has their addresses
 
-    def view(self, name: str, t: torch.Tensor | None) -> Tensor:
+    def view(self, name: str, t: torch.Tensor | None, *, is_output: bool = False) -> Tensor:
         if t is None:
             return Tensor()
         try:
-            self._kept.append(_with_rows(t.detach()))
-            return tensor_of(self.op, name, self._kept[-1], self.context.device)
+            lies = _with_rows(t.detach(), is_scalar=name in _SCALARS)
+            if is_output and lies.data_ptr() != t.data_ptr():
+                raise Internal(f"{self.op}: {name} has strides {t.stride()}, wanted rows as the library writes them")
+            self._kept.append(lies)
+            return tensor_of(self.op, name, lies, self.context.device)
         except Error as error:
             self.why = self.why or error
             return _REFUSED
@@ -167,26 +171,16 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
 
 
 def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
-    call = _Call("moe_grad", group)
-    if call.context.is_gpu:
-        return _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, _fields(options, num_experts))
+    call, fields = _Call("moe_grad", group), _fields(options, num_experts)
     operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
     dx, *others = grads = _empty_gradients(list(operands.values()), needs)
-    layer = call.layer(operands, _fields(options, num_experts))
+    layer = call.layer(operands, fields)
     there = [need and t is not None for need, t in zip(needs, (weights, w1, w2, b1, b2), strict=True)]
-    views = {name: call.view(name, grad) for name, grad, given in zip(_GRADIENTS, others, there, strict=True) if given}
-    grad = _Grad(dy=call.view("dy", dy), dx=call.view("dx", dx), **views)
+    wanted = [pair for pair, given in zip(zip(_GRADIENTS, others, strict=True), there, strict=True) if given]
+    views = {name: call.view(name, grad, is_output=True) for name, grad in [("dx", dx), *wanted]}
+    grad = _Grad(dy=call.view("dy", dy), **views)
     call.run("ovl_torch_moe_run_grad", c.byref(layer), c.byref(grad))
     return tuple(grads)
-
-
-def _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, fields):
-    """Gradients of what runs forward on GPUs, so of experts gated by silu without biases."""
-    only = {name: fields[name] for name in ("capacity_factor", "expert_begin")}
-    dx, *found = gradients(dy, x, idx, weights, w1, w2, num_experts, call.context.group, **only)
-    none = (x.new_empty(0, dtype=torch.float32) for _ in range(2))  # biases
-    wanted = zip(found, needs[:3], strict=True)
-    return (dx, *(grad if need else grad.new_empty(0) for grad, need in wanted), *none)
 
 
 _gradients_op = torch.library.custom_op(
@@ -197,7 +191,6 @@ _gradients_op = torch.library.custom_op(
         f"(Tensor dy, {_TENSORS}, int num_experts, str group, bool[] needs, *, {_OPTIONS}) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
-    tags=(torch.Tag.cudagraph_unsafe,),  # on GPUs the host waits for counts
 )
 
 
@@ -352,12 +345,11 @@ def moe(
     owns E_loc; T, its tokens, may differ by rank and be 0.
 
     On GPUs (Hopper, at most 8 of one host that reach each other's memory): gated by "silu", bfloat16 or float16, H and
-    I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may be captured.
-    Backward is made of torch's products and collectives of `group`: it waits for counts on the host and cannot be
-    captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on the
-    device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
-    not exist count as -1. A rank that raises in the forward has queued nothing, and the others wait for it up to the
-    deadline; in backward up to that of `group`'s collectives.
+    I multiples of 8, no biases. Counts stay on the device; a call and its backward wait for nothing on the host and
+    may be captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements
+    on the device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed; the first backward
+    of each size as well, R max_tokens k rows of 2 H + 9 I and (R + 2) max_tokens rows of H. Expert numbers that do not
+    exist count as -1. A rank that raises has queued nothing, and the others wait for it up to the deadline.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
     idx: (..., k), with the leading dimensions of x, int32 or int64: experts 0 to E - 1, one also twice, or -1 for

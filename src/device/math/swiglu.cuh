@@ -8,4 +8,7 @@ namespace overlace::device {
 __device__ __forceinline__ float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 __device__ __forceinline__ double swiglu(double gate, double up) { return gate / (1.0 + exp(-gate)) * up; }
 
+/// By the special function units, as swiglu: silu(gate) is gate times it.
+__device__ __forceinline__ float sigmoid(float gate) { return __fdividef(1.0f, 1.0f + __expf(-gate)); }
+
 }  // namespace overlace::device

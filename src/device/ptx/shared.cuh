@@ -52,6 +52,9 @@ __device__ __forceinline__ uint32_t load_word(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ void store_pair(uint32_t address, float x, float y) {
+  asm volatile("st.shared::cta.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
 __device__ __forceinline__ void store_four_words(uint32_t address, const uint4& x) {
   asm volatile("st.shared::cta.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");

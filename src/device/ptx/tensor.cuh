@@ -45,5 +45,12 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, int32_t x, int
                "r"(y), "r"(shared)
                : "memory");
 }
+/// Stores a box of a tensor of four dimensions.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, int32_t x, int32_t y, int32_t z, int32_t w,
+                                          uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+               "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared)
+               : "memory");
+}
 
 }  // namespace overlace::device::ptx

@@ -61,77 +61,77 @@ __device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t shared) {
       "+f"(d[i + 7])
 #define OVERLACE_D16(i) OVERLACE_D8(i), OVERLACE_D8(i + 8)
 #define OVERLACE_D32(i) OVERLACE_D16(i), OVERLACE_D16(i + 16)
-// `a`, `b`, `accumulate`, `transposed`: the operands that follow the registers, as text.
-#define OVERLACE_WGMMA(n, type, registers, a, b, accumulate, transposed, ...)                               \
+// `a`, `b`, `accumulate`, `a_transposed`, `b_transposed`: the operands that follow the registers, as text.
+#define OVERLACE_WGMMA(n, type, registers, a, b, accumulate, a_transposed, b_transposed, ...)               \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate                                               \
                ", 0;\n"                                                                                     \
                "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers "}, " a ", " b \
-               ", p, 1, 1, 0, " transposed ";\n}"                                                           \
+               ", p, 1, 1, " a_transposed ", " b_transposed ";\n}"                                          \
                : __VA_ARGS__                                                                                \
-               : "l"(a_descriptor), "l"(b_descriptor), "r"(accumulates), "n"(kBTransposed))
+               : "l"(a_descriptor), "l"(b_descriptor), "r"(accumulates), "n"(kATransposed), "n"(kBTransposed))
 
-/// accumulates 0: d is overwritten. kBTransposed 1: b is N-contiguous.
-template <class T, int kBTransposed, int kRegisters>
+/// accumulates 0: d is overwritten. kATransposed 1: a is M-contiguous; kBTransposed 1: b is N-contiguous.
+template <class T, int kATransposed, int kBTransposed, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a_descriptor, uint64_t b_descriptor,
                                       int accumulates) {
   constexpr bool kIsBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kIsBf16 || std::is_same_v<T, __half>);
   if constexpr (kRegisters == 8) {
     if constexpr (kIsBf16) {
-      OVERLACE_WGMMA("16", "bf16", OVERLACE_R0_8, "%8", "%9", "%10", "%11", OVERLACE_D8(0));
+      OVERLACE_WGMMA("16", "bf16", OVERLACE_R0_8, "%8", "%9", "%10", "%11", "%12", OVERLACE_D8(0));
     } else {
-      OVERLACE_WGMMA("16", "f16", OVERLACE_R0_8, "%8", "%9", "%10", "%11", OVERLACE_D8(0));
+      OVERLACE_WGMMA("16", "f16", OVERLACE_R0_8, "%8", "%9", "%10", "%11", "%12", OVERLACE_D8(0));
     }
   } else if constexpr (kRegisters == 32) {
     if constexpr (kIsBf16) {
-      OVERLACE_WGMMA("64", "bf16", OVERLACE_R0_32, "%32", "%33", "%34", "%35", OVERLACE_D32(0));
+      OVERLACE_WGMMA("64", "bf16", OVERLACE_R0_32, "%32", "%33", "%34", "%35", "%36", OVERLACE_D32(0));
     } else {
-      OVERLACE_WGMMA("64", "f16", OVERLACE_R0_32, "%32", "%33", "%34", "%35", OVERLACE_D32(0));
+      OVERLACE_WGMMA("64", "f16", OVERLACE_R0_32, "%32", "%33", "%34", "%35", "%36", OVERLACE_D32(0));
     }
   } else if constexpr (kRegisters == 64) {
     if constexpr (kIsBf16) {
-      OVERLACE_WGMMA("128", "bf16", OVERLACE_R0_32 OVERLACE_R32_64, "%64", "%65", "%66", "%67", OVERLACE_D32(0),
+      OVERLACE_WGMMA("128", "bf16", OVERLACE_R0_32 OVERLACE_R32_64, "%64", "%65", "%66", "%67", "%68", OVERLACE_D32(0),
                      OVERLACE_D32(32));
     } else {
-      OVERLACE_WGMMA("128", "f16", OVERLACE_R0_32 OVERLACE_R32_64, "%64", "%65", "%66", "%67", OVERLACE_D32(0),
+      OVERLACE_WGMMA("128", "f16", OVERLACE_R0_32 OVERLACE_R32_64, "%64", "%65", "%66", "%67", "%68", OVERLACE_D32(0),
                      OVERLACE_D32(32));
     }
   } else if constexpr (kRegisters == 80) {
     if constexpr (kIsBf16) {
-      OVERLACE_WGMMA("160", "bf16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80, "%80", "%81", "%82", "%83",
+      OVERLACE_WGMMA("160", "bf16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80, "%80", "%81", "%82", "%83", "%84",
                      OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D16(64));
     } else {
-      OVERLACE_WGMMA("160", "f16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80, "%80", "%81", "%82", "%83",
+      OVERLACE_WGMMA("160", "f16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80, "%80", "%81", "%82", "%83", "%84",
                      OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D16(64));
     }
   } else if constexpr (kRegisters == 96) {
     if constexpr (kIsBf16) {
       OVERLACE_WGMMA("192", "bf16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96, "%96", "%97", "%98",
-                     "%99", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64));
+                     "%99", "%100", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64));
     } else {
       OVERLACE_WGMMA("192", "f16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96, "%96", "%97", "%98",
-                     "%99", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64));
+                     "%99", "%100", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64));
     }
   } else if constexpr (kRegisters == 112) {
     if constexpr (kIsBf16) {
       OVERLACE_WGMMA("224", "bf16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112,
-                     "%112", "%113", "%114", "%115", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
+                     "%112", "%113", "%114", "%115", "%116", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
                      OVERLACE_D16(96));
     } else {
       OVERLACE_WGMMA("224", "f16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112,
-                     "%112", "%113", "%114", "%115", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
+                     "%112", "%113", "%114", "%115", "%116", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
                      OVERLACE_D16(96));
     }
   } else if constexpr (kRegisters == 128) {
     if constexpr (kIsBf16) {
       OVERLACE_WGMMA("256", "bf16",
                      OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112 OVERLACE_R112_128,
-                     "%128", "%129", "%130", "%131", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
+                     "%128", "%129", "%130", "%131", "%132", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
                      OVERLACE_D32(96));
     } else {
       OVERLACE_WGMMA("256", "f16",
                      OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112 OVERLACE_R112_128,
-                     "%128", "%129", "%130", "%131", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
+                     "%128", "%129", "%130", "%131", "%132", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
                      OVERLACE_D32(96));
     }
   } else {

@@ -13,13 +13,13 @@ base::Status validate(const Instance& instance, const GroupedArgs& g) {
   if (g.m < 1 || g.n < 1 || g.k < 1 || g.matrices < 1)
     return base::invalid_argument("fused kernel: m {}, n {}, k {}, matrices {}; wanted: all >= 1", g.m, g.n, g.k,
                                   g.matrices);
-  const Operand operands[] = {{"a", g.a, g.lda, g.k}, {"b", g.b, g.ldb, g.k}, {"c", g.c, g.ldc, g.n}};
+  const bool is_k_major = instance.spec.b_major == BMajor::k;
+  const int64_t b_rows = is_k_major ? g.n * instance.spec.halves : g.k, b_columns = is_k_major ? g.k : g.n;
+  const Operand operands[] = {{"a", g.a, g.lda, g.k}, {"b", g.b, g.ldb, b_columns}, {"c", g.c, g.ldc, g.n}};
   for (const Operand& x : operands) OVERLACE_TRY(validate_operand(x));
   if (g.m % instance.spec.tile_m != 0)
     return base::invalid_argument("fused kernel: m is {}; wanted: a multiple of {}", g.m, instance.spec.tile_m);
-  if (g.matrix_pitch % 8 != 0 || g.matrix_pitch < g.ldb * (g.n * instance.spec.halves - 1) + g.k)
-    return base::invalid_argument("fused kernel: matrices of b are {} elements apart; wanted: a multiple of 8, >= {}",
-                                  g.matrix_pitch, g.ldb * (g.n * instance.spec.halves - 1) + g.k);
+  OVERLACE_TRY(validate_stack("b", g.matrix_pitch, b_rows, b_columns, g.ldb));
   if (g.items == nullptr || g.num_items == nullptr || g.counter == nullptr || g.error == nullptr)
     return base::invalid_argument("fused kernel: items, num_items, counter or error is null; wanted: all of them");
   if (instance.spec.halves == 2 && g.row_weights == nullptr)
@@ -36,10 +36,10 @@ base::Result<PreparedGrouped> prepare_grouped(const Instance& instance, const Gr
   out.instance = &instance;
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode(as_a(s, {"a", g.a, g.m, g.k, g.lda, 0, 0}), s.dtype, &gemm.a));
-  OVERLACE_TRY(encode_stack({g.b, g.matrices, g.n, g.k, g.matrix_pitch, g.ldb, s.halves, s.tile_n}, s.dtype, &gemm.b));
+  OVERLACE_TRY(encode_stack(as_b_stack(s, g.b, g.matrices, g.n, g.k, g.matrix_pitch, g.ldb), s.dtype, &gemm.b));
   Matrix c = as_c(s, g.c, g.m, g.n, g.ldc);
   c.box_cols /= s.halves;
-  OVERLACE_TRY(encode(c, s.dtype, &gemm.c));
+  OVERLACE_TRY(encode(c, s.stores_fp32 ? DType::fp32 : s.dtype, &gemm.c));
   // Items say which rows they are; the order only has the rows of a tile.
   const int64_t rows[] = {0, g.m};
   const auto columns = int64_t{s.tile_n} * s.cluster_n / s.halves;

@@ -25,8 +25,8 @@ struct GroupedParams {
 /// one follows {kWorks, 0, 0, 0}.
 struct GroupedArgs {
   const void* a = nullptr;  // (M, K), K contiguous
-  const void* b = nullptr;  // (matrices, N, K), gated: (matrices, 2 N, K), the rows of all gates first
-  void* c = nullptr;        // (M, N); gated: silu(a gate^T) * (a up^T) * row_weights
+  const void* b = nullptr;  // (matrices, N, K) or (matrices, K, N); gated: (matrices, 2 N, K), first the gates' rows
+  void* c = nullptr;        // (M, N) of the operands' type or fp32; gated: silu(a gate^T) * (a up^T) * row_weights
   int64_t m = 0, n = 0, k = 0, matrices = 0;
   int64_t lda = 0, ldb = 0, matrix_pitch = 0, ldc = 0;  // elements between rows and matrices; multiples of 8
   const uint4* items = nullptr;
@@ -43,7 +43,8 @@ struct PreparedGrouped {
   const Instance* instance = nullptr;
   int clusters = 0;
 };
-/// Encodes the tensor maps; `instance` is of Kernel::grouped, with 2 halves for gated ones. invalid_argument names the
+/// Encodes the tensor maps; `instance` is of Kernel::grouped, with 2 halves for gated ones, and says how B lies and
+/// whether C is fp32. invalid_argument names the
 /// argument, the value and what is wanted.
 base::Result<PreparedGrouped> prepare_grouped(const Instance& instance, const GroupedArgs& args);
 

@@ -94,6 +94,44 @@ base::Status check_call(const Site& site, const MoeArgs& args, int ranks, const 
   return {};
 }
 
+base::Status check_gradients(const Site& site, const MoeGradArgs& args, int64_t local) {
+  const MoeArgs& layer = args.layer;
+  const Named dy{"dy", args.dy}, dweights{"dweights", args.dweights}, like{"x", layer.x};
+  OVERLACE_TRY(check_matrix(site, dy, layer.x.dim(0), layer.x.dim(1), "as x is"));
+  OVERLACE_TRY(check_same_dtype(site, dy, like));
+  if (args.dweights.defined()) {
+    OVERLACE_TRY(check_dtype(site, dweights, DType::fp32));
+    OVERLACE_TRY(check_matrix(site, dweights, layer.idx.dim(0), layer.idx.dim(1), "as idx is"));
+  }
+  const std::vector<Named> given{dy,
+                                 like,
+                                 {"idx", layer.idx},
+                                 {"weights", layer.weights},
+                                 {"w1", layer.w1},
+                                 {"w2", layer.w2},
+                                 {"b1", layer.b1},
+                                 {"b2", layer.b2}};
+  std::vector<Named> written{{"dx", args.dx}, dweights};
+  for (const auto& [grad, weight] :
+       {std::pair{Named{"dw1", args.dw1}, layer.w1}, std::pair{Named{"dw2", args.dw2}, layer.w2},
+        std::pair{Named{"db1", args.db1}, layer.b1}, std::pair{Named{"db2", args.db2}, layer.b2}}) {
+    if (!grad.view.defined()) continue;
+    if (!weight.defined()) return refuse(site, "{} is {}, wanted none without its bias", grad.name, grad.view.shape());
+    OVERLACE_TRY(check_same_dtype(site, grad, like));
+    if (weight.ndim == 3)
+      OVERLACE_TRY(check_stack(site, grad, local, weight.dim(1), weight.dim(2)));
+    else
+      OVERLACE_TRY(check_matrix(site, grad, local, weight.dim(1), "for the experts of this rank"));
+    written.push_back(grad);
+  }
+  for (size_t i = 0; i < written.size(); ++i) {
+    OVERLACE_TRY(check_disjoint(site, written[i], given));
+    OVERLACE_TRY(
+        check_disjoint(site, written[i], {written.begin() + static_cast<std::ptrdiff_t>(i) + 1, written.end()}));
+  }
+  return {};
+}
+
 std::string words_of(const MoeArgs& args, const Placement& placement) {
   std::string begin;
   for (const int64_t first : placement.begin) begin += base::format(" {}", first);

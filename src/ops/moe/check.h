@@ -22,6 +22,8 @@ base::Status check_experts(const Site& site, int64_t num_experts, const std::vec
 /// All arguments but what stands in idx. `result`: what is written, with a row for each token.
 base::Status check_call(const Site& site, const MoeArgs& args, int ranks, const Named& result, Placement* placement,
                         Experts* experts);
+/// What gradients have beyond their layer, whose arguments were checked with dx as the result.
+base::Status check_gradients(const Site& site, const MoeGradArgs& args, int64_t local);
 /// What must be equal on all ranks.
 std::string words_of(const MoeArgs& args, const Placement& placement);
 

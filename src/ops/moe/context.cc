@@ -51,8 +51,8 @@ base::Status agree_to_open(Channel& channel, const base::Status& mine, const Moe
   std::string begin;
   for (const int64_t first : spec.expert_begin) begin += base::format(" {}", first);
   const std::string text =
-      base::format("max_tokens {} H {} I {} E {} top {} {} experts from{}", spec.max_tokens, spec.hidden, spec.inter,
-                   spec.num_experts, spec.top_k, dtype_name(spec.dtype), begin);
+      base::format("max_tokens {} H {} I {} E {} top {} {} experts from{}{}", spec.max_tokens, spec.hidden, spec.inter,
+                   spec.num_experts, spec.top_k, dtype_name(spec.dtype), begin, spec.gradients ? ", gradients" : "");
   const exec::Agreement all = exec::agree_texts(channel.team(), mine, text);
   OVERLACE_TRY(all.status);
   return exec::agree_outcome(all, "the context of a moe layer", channel.team().name());
@@ -131,6 +131,20 @@ void run(MoeContext& context, const MoeArgs& args, const MoeCounts& counts) {
   moe::Experts experts;
   moe::check_call(site, args, state.channel->team().size(), {"out", args.out}, &placement, &experts).or_throw();
   state.layer->run(args, counts).or_throw();
+}
+
+void run(MoeContext& context, const MoeGradArgs& args) {
+  MoeContext::State& state = *context.state_;
+  const Site site = site_of(*state.channel, "moe_grad");
+  base::Status fits = check_fits(site, state.spec, args.layer);
+  if (fits.ok() && !state.spec.gradients) fits = refuse(site, "the context was opened without gradients, wanted with");
+  if (state.layer == nullptr) return moe::run_met(*state.channel, args, fits);
+  fits.or_throw();
+  moe::Placement placement;
+  moe::Experts experts;
+  moe::check_call(site, args.layer, state.channel->team().size(), {"dx", args.dx}, &placement, &experts).or_throw();
+  moe::check_gradients(site, args, placement.local(site.rank)).or_throw();
+  state.layer->run(args).or_throw();
 }
 
 }  // namespace overlace::ops

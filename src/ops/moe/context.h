@@ -11,6 +11,7 @@ namespace overlace::ops::moe {
 
 /// The layer on CPU ranks. `mine`: why this rank refuses the call, or ok.
 MoeReport run_met(Channel& channel, const MoeArgs& args, const base::Status& mine);
+void run_met(Channel& channel, const MoeGradArgs& args, const base::Status& mine);
 
 class GpuLayer {
  public:
@@ -19,6 +20,7 @@ class GpuLayer {
   virtual void take_heap() = 0;
   /// Queues a call whose arguments were checked.
   virtual base::Status run(const MoeArgs& args, const MoeCounts& counts) = 0;
+  virtual base::Status run(const MoeGradArgs& args) = 0;
   virtual base::Result<MoeReport> report() = 0;
   virtual size_t heap_bytes() const = 0;
   virtual size_t device_bytes() const = 0;

@@ -66,42 +66,8 @@ base::Status pose(Channel& channel, const Site& site, const MoeArgs& args, const
 
 base::Status pose_grad(Channel& channel, const MoeGradArgs& args, Posed* out) {
   const Site site = site_of(channel, "moe_grad");
-  const MoeArgs& layer = args.layer;
-  OVERLACE_TRY(pose(channel, site, layer, {"dx", args.dx}, out));
-  const Named dy{"dy", args.dy}, dweights{"dweights", args.dweights}, like{"x", layer.x};
-  OVERLACE_TRY(check_matrix(site, dy, layer.x.dim(0), layer.x.dim(1), "as x is"));
-  OVERLACE_TRY(check_same_dtype(site, dy, like));
-  if (args.dweights.defined()) {
-    OVERLACE_TRY(moe::check_dtype(site, dweights, DType::fp32));
-    OVERLACE_TRY(check_matrix(site, dweights, layer.idx.dim(0), layer.idx.dim(1), "as idx is"));
-  }
-  const std::vector<Named> given{dy,
-                                 like,
-                                 {"idx", layer.idx},
-                                 {"weights", layer.weights},
-                                 {"w1", layer.w1},
-                                 {"w2", layer.w2},
-                                 {"b1", layer.b1},
-                                 {"b2", layer.b2}};
-  std::vector<Named> written{{"dx", args.dx}, dweights};
-  const int64_t local = out->placement.local(site.rank);
-  for (const auto& [grad, weight] :
-       {std::pair{Named{"dw1", args.dw1}, layer.w1}, std::pair{Named{"dw2", args.dw2}, layer.w2},
-        std::pair{Named{"db1", args.db1}, layer.b1}, std::pair{Named{"db2", args.db2}, layer.b2}}) {
-    if (!grad.view.defined()) continue;
-    if (!weight.defined()) return refuse(site, "{} is {}, wanted none without its bias", grad.name, grad.view.shape());
-    OVERLACE_TRY(check_same_dtype(site, grad, like));
-    if (weight.ndim == 3)
-      OVERLACE_TRY(moe::check_stack(site, grad, local, weight.dim(1), weight.dim(2)));
-    else
-      OVERLACE_TRY(check_matrix(site, grad, local, weight.dim(1), "for the experts of this rank"));
-    written.push_back(grad);
-  }
-  for (size_t i = 0; i < written.size(); ++i) {
-    OVERLACE_TRY(check_disjoint(site, written[i], given));
-    OVERLACE_TRY(
-        check_disjoint(site, written[i], {written.begin() + static_cast<std::ptrdiff_t>(i) + 1, written.end()}));
-  }
+  OVERLACE_TRY(pose(channel, site, args.layer, {"dx", args.dx}, out));
+  OVERLACE_TRY(moe::check_gradients(site, args, out->placement.local(site.rank)));
   out->words = "gradient of " + out->words;
   return {};
 }
@@ -162,13 +128,14 @@ MoeReport moe::run_met(Channel& channel, const MoeArgs& args, const base::Status
   return report;
 }
 
-MoeReport run(Channel& channel, const MoeArgs& args) { return moe::run_met(channel, args, {}); }
-
-void run(Channel& channel, const MoeGradArgs& args) {
+void moe::run_met(Channel& channel, const MoeGradArgs& args, const base::Status& mine) {
   Posed call;
-  call.status = pose_grad(channel, args, &call);
+  call.status = mine.ok() ? pose_grad(channel, args, &call) : mine;
   run_rest(channel, "moe_grad", call,
            [&](moe::Traffic traffic) { return run_grad_agreed(channel, call, std::move(traffic), args); });
 }
+
+MoeReport run(Channel& channel, const MoeArgs& args) { return moe::run_met(channel, args, {}); }
+void run(Channel& channel, const MoeGradArgs& args) { moe::run_met(channel, args, {}); }
 
 }  // namespace overlace::ops

@@ -1,7 +1,7 @@
-"""Gradients of experts by torch, which GPUs take, on CPU ranks: against those of a dense layer, and of the library."""
+"""Gradients of experts by torch (moe_by_torch.py), which those of GPUs are compared with, on CPU ranks."""
 
 import pytest
-from overlace.ops._moe_gradients import gradients
+from moe_by_torch import gradients
 from ranks import SIZES, overlace, run_ranks, torch
 from test_moe_ops import CASE, Problem, run_step
 

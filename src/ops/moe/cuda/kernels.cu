@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "src/base/ceil_div_pod.h"
+#include "src/device/math/swiglu.cuh"
 #include "src/ops/moe/cuda/kernels.h"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/preload.h"
@@ -91,10 +92,10 @@ __global__ __launch_bounds__(kThreads) void moe_scan(const __grid_constant__ Lay
 }
 
 /// A warp for each token.
+template <int kPlanes>
 __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ LayerPod p,
                                                         const __grid_constant__ TokensPod call) {
   const int32_t lane = lane_of();
-  uint4* const rows = at<uint4>(p, p.rank, p.rows);
   for (int64_t token = warp_of_grid(); token < call.tokens; token += warps_of_grid()) {
     if (lane < p.top_k) {
       const int64_t number = token * p.top_k + lane;
@@ -110,8 +111,12 @@ __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ 
       }
       at<Entry>(p, p.rank, p.entries)[number] = entry;
     }
-    for (int32_t unit = lane; unit < p.row_units; unit += 32)
-      rows[token * p.row_units + unit] = call.x[token * call.x_pitch + unit];
+#pragma unroll 1
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const uint4* const from = call.rows[plane] + token * call.row_pitches[plane];
+      uint4* const to = at<uint4>(p, p.rank, p.rows[plane]) + token * p.row_units;
+      for (int32_t unit = lane; unit < p.row_units; unit += 32) to[unit] = from[unit];
+    }
   }
 }
 
@@ -120,7 +125,7 @@ __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ 
 // holds anything: so what peers say is held within bounds before it becomes an address.
 
 /// Rows of the experts of this rank, from all ranks: expert by expert, from this rank first, then from those behind it
-/// in turn; and the tiles of both products: of an expert those of the same columns follow each other, as they take the
+/// in turn; and the tiles of all products: of an expert those of the same columns follow each other, as they take the
 /// same weights. One block.
 __global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ LayerPod p, int64_t* load,
                                                         int64_t* dropped) {
@@ -160,8 +165,9 @@ __global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ 
     const int32_t tiles_before = begin[e], tiles = begin[e + 1] - tiles_before;
     for (int source = lane_of(); source < p.size; source += 32)
       p.first[int64_t{source} * local + e] += int64_t{tiles_before} * kPoolTile;
+    if (lane_of() == 0) p.groups[e] = {tiles_before * kPoolTile, p.load[e]};
 #pragma unroll
-    for (int product = 0; product < 2; ++product) {
+    for (int product = 0; product < kProducts; ++product) {
       uint4* const to = p.items[product] + int64_t{tiles_before} * p.columns[product];
       for (int32_t i = lane_of(); i < tiles * p.columns[product]; i += 32) {
         const int32_t column = i / tiles, row = i - column * tiles;
@@ -170,7 +176,7 @@ __global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ 
       }
     }
   }
-  if (threadIdx.x < 2) {
+  if (threadIdx.x < kProducts && p.columns[threadIdx.x] > 0) {
     const int32_t count = begin[local] * p.columns[threadIdx.x];
     p.items[threadIdx.x][count] = {kWorks, 0, 0, 0};
     p.num_items[threadIdx.x] = count;
@@ -206,34 +212,42 @@ __device__ __forceinline__ void for_tokens(const LayerPod& p, int first_step, Bo
   }
 }
 
+/// A row to the places of its copies.
+__device__ __forceinline__ void expand_row(const LayerPod& p, const uint4* from, const Copies& copies, uint4* pool) {
+  const int32_t lane = lane_of();
+  for (int32_t first = 0; first < p.row_units; first += 32 * kFlight) {
+    uint4 held[kFlight];
+#pragma unroll
+    for (int i = 0; i < kFlight; ++i) {
+      const int32_t unit = first + i * 32 + lane;
+      if (unit < p.row_units) held[i] = from[unit];
+    }
+    for (uint32_t left = copies.choices; left != 0; left &= left - 1) {
+      const int64_t row = __shfl_sync(kAll, copies.row, __ffs(static_cast<int>(left)) - 1);
+      uint4* const to = pool + row * p.row_units;
+#pragma unroll
+      for (int i = 0; i < kFlight; ++i) {
+        const int32_t unit = first + i * 32 + lane;
+        if (unit < p.row_units) to[unit] = held[i];
+      }
+    }
+  }
+}
+
+template <int kPlanes>
 __global__ __launch_bounds__(kThreads) void moe_expand(const __grid_constant__ LayerPod p) {
   const int32_t lane = lane_of();
   for_tokens(p, 0, [&](int source, int64_t token) {
     const Copies copies = copies_of(p, source, token);
     if (copies.choices == 0) return;
     if ((copies.choices >> lane & 1) != 0) p.row_weights[copies.row] = copies.weight;
-    const uint4* const from = at<uint4>(p, source, p.rows) + token * p.row_units;
-    for (int32_t first = 0; first < p.row_units; first += 32 * kFlight) {
-      uint4 held[kFlight];
 #pragma unroll
-      for (int i = 0; i < kFlight; ++i) {
-        const int32_t unit = first + i * 32 + lane;
-        if (unit < p.row_units) held[i] = from[unit];
-      }
-      for (uint32_t left = copies.choices; left != 0; left &= left - 1) {
-        const int64_t row = __shfl_sync(kAll, copies.row, __ffs(static_cast<int>(left)) - 1);
-        uint4* const to = p.pool + row * p.row_units;
-#pragma unroll
-        for (int i = 0; i < kFlight; ++i) {
-          const int32_t unit = first + i * 32 + lane;
-          if (unit < p.row_units) to[unit] = held[i];
-        }
-      }
-    }
+    for (int plane = 0; plane < kPlanes; ++plane)
+      expand_row(p, at<uint4>(p, source, p.rows[plane]) + token * p.row_units, copies, p.pools[plane]);
   });
 }
 
-// ---- sums ----
+// ---- elements ----
 
 constexpr int kPerUnit = 8;
 
@@ -253,6 +267,14 @@ __device__ __forceinline__ uint32_t narrow(float low, float high, __half) {
 }
 
 template <class Element>
+__device__ __forceinline__ uint4 rounded(const float (&values)[kPerUnit]) {
+  return {narrow(values[0], values[1], Element{}), narrow(values[2], values[3], Element{}),
+          narrow(values[4], values[5], Element{}), narrow(values[6], values[7], Element{})};
+}
+
+// ---- sums ----
+
+template <class Element>
 __device__ __forceinline__ void add(const uint4& unit, float (&sum)[kPerUnit]) {
   const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
@@ -262,11 +284,6 @@ __device__ __forceinline__ void add(const uint4& unit, float (&sum)[kPerUnit]) {
     sum[2 * i + 1] += pair.y;
   }
 }
-template <class Element>
-__device__ __forceinline__ uint4 rounded(const float (&sum)[kPerUnit]) {
-  return {narrow(sum[0], sum[1], Element{}), narrow(sum[2], sum[3], Element{}), narrow(sum[4], sum[5], Element{}),
-          narrow(sum[6], sum[7], Element{})};
-}
 
 /// The copies of `unit`, in the order of choices.
 template <class Element>
@@ -274,16 +291,18 @@ __device__ __forceinline__ void add_copies(const LayerPod& p, const Copies& copi
                                            float (&sum)[kPerUnit]) {
   for (uint32_t left = copies.choices; left != 0; left &= left - 1) {
     const int64_t row = __shfl_sync(kAll, copies.row, __ffs(static_cast<int>(left)) - 1);
-    if (unit < p.row_units) add<Element>(p.pool[row * p.row_units + unit], sum);
+    if (unit < p.row_units) add<Element>(p.results[row * p.row_units + unit], sum);
   }
 }
 
-/// Returns the sums of peers' tokens into the peers' heaps.
+/// Returns the sums of peers' tokens, and gradients of their choices' weights, into the peers' heaps.
 template <class Element>
 __global__ __launch_bounds__(kThreads) void moe_return(const __grid_constant__ LayerPod p) {
   for_tokens(p, 1, [&](int source, int64_t token) {
     const Copies copies = copies_of(p, source, token);
     if (copies.choices == 0) return;
+    if (p.dots != nullptr && (copies.choices >> lane_of() & 1) != 0)
+      at<float>(p, source, p.dweights)[token * p.top_k + lane_of()] = p.dots[copies.row];
     uint4* const to = at<uint4>(p, source, p.sums) + (p.rank * p.max_tokens + token) * p.row_units;
     for (int32_t first = 0; first < p.row_units; first += 32) {
       const int32_t unit = first + lane_of();
@@ -306,6 +325,11 @@ __global__ __launch_bounds__(kThreads) void moe_sum(const __grid_constant__ Laye
       const int32_t expert = at<Entry>(p, p.rank, p.entries)[token * p.top_k + lane].expert;
       for (int rank = 0; rank < p.size; ++rank)
         if (expert >= p.begin[rank] && expert < p.begin[rank + 1]) owner = rank;
+    }
+    if (call.dweights != nullptr && lane < p.top_k) {
+      const bool is_own = (own.choices >> lane & 1) != 0, has_copy = is_own || (owner >= 0 && owner != p.rank);
+      const float* const from = is_own ? p.dots + own.row : at<float>(p, p.rank, p.dweights) + token * p.top_k + lane;
+      call.dweights[token * call.dweights_pitch + lane] = has_copy ? *from : 0;
     }
     uint32_t ranks = 0;  // that have computed copies
     for (int rank = 0; rank < p.size; ++rank)
@@ -337,6 +361,56 @@ __global__ __launch_bounds__(kThreads) void moe_sum(const __grid_constant__ Laye
   }
 }
 
+// ---- gradients ----
+
+__device__ __forceinline__ void load_floats(const float* from, int32_t unit, float (&to)[kPerUnit]) {
+  const auto* const fours = reinterpret_cast<const float4*>(from) + unit * 2;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 x = fours[i];
+    to[4 * i] = x.x;
+    to[4 * i + 1] = x.y;
+    to[4 * i + 2] = x.z;
+    to[4 * i + 3] = x.w;
+  }
+}
+
+/// A warp for each row of the pool, those between the end of an expert and the next multiple of kPoolTile too, which
+/// nobody reads. In fp32: each value is rounded once.
+template <class Element>
+__global__ __launch_bounds__(kThreads) void moe_gate_gradients(const __grid_constant__ GatePod p) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int64_t rows = int64_t{*p.num_items / p.columns} * kPoolTile, step = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += step) {
+    const int64_t at = row * p.inter_units;  // of a row of I
+    const float* const before = p.before + at * 2 * kPerUnit;
+    const float weight = p.row_weights[row];
+    auto* const dbefore = static_cast<uint4*>(p.dbefore) + at * 2;
+    auto* const inner = static_cast<uint4*>(p.inner) + at;
+    float dot = 0;
+    for (int32_t unit = lane; unit < p.inter_units; unit += 32) {
+      float gate[kPerUnit], up[kPerUnit], q[kPerUnit], dgate[kPerUnit], dup[kPerUnit], h[kPerUnit];
+      load_floats(before, unit, gate);
+      load_floats(before, p.inter_units + unit, up);
+      load_floats(p.q + at * kPerUnit, unit, q);
+#pragma unroll
+      for (int i = 0; i < kPerUnit; ++i) {
+        const float active = device::swiglu(gate[i], 1.0f), part = device::sigmoid(gate[i]), dh = weight * q[i];
+        dgate[i] = dh * up[i] * (part * (1 + gate[i] * (1 - part)));
+        dup[i] = dh * active;
+        h[i] = active * (up[i] * weight);  // as the forward's
+        dot += q[i] * (active * up[i]);
+      }
+      dbefore[unit] = rounded<Element>(dgate);
+      dbefore[p.inter_units + unit] = rounded<Element>(dup);
+      inner[unit] = rounded<Element>(h);
+    }
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) dot += __shfl_xor_sync(~0u, dot, other);
+    if (lane == 0) p.dots[row] = dot;
+  }
+}
+
 // ---- launches ----
 
 template <class Kernel>
@@ -344,17 +418,25 @@ const void* address(Kernel* kernel) {
   return reinterpret_cast<const void*>(kernel);
 }
 const RegisteredKernel kLoaded[] = {
-    RegisteredKernel(address(&moe_number)),         RegisteredKernel(address(&moe_scan)),
-    RegisteredKernel(address(&moe_publish)),        RegisteredKernel(address(&moe_plan)),
-    RegisteredKernel(address(&moe_expand)),         RegisteredKernel(address(&moe_return<__nv_bfloat16>)),
-    RegisteredKernel(address(&moe_return<__half>)), RegisteredKernel(address(&moe_sum<__nv_bfloat16>)),
+    RegisteredKernel(address(&moe_number)),
+    RegisteredKernel(address(&moe_scan)),
+    RegisteredKernel(address(&moe_publish<1>)),
+    RegisteredKernel(address(&moe_publish<2>)),
+    RegisteredKernel(address(&moe_plan)),
+    RegisteredKernel(address(&moe_expand<1>)),
+    RegisteredKernel(address(&moe_expand<2>)),
+    RegisteredKernel(address(&moe_return<__nv_bfloat16>)),
+    RegisteredKernel(address(&moe_return<__half>)),
+    RegisteredKernel(address(&moe_sum<__nv_bfloat16>)),
     RegisteredKernel(address(&moe_sum<__half>)),
+    RegisteredKernel(address(&moe_gate_gradients<__nv_bfloat16>)),
+    RegisteredKernel(address(&moe_gate_gradients<__half>)),
 };
 
-/// Blocks of a grid whose warps take tokens in turn.
-unsigned blocks_for(int64_t tokens, int sms) {
+/// Blocks of a grid whose warps take rows in turn.
+unsigned blocks_for(int64_t rows, int sms) {
   constexpr int kBlocksPerSm = 4;
-  const int64_t wanted = base::ceil_div(tokens, int64_t{kWarps}), most = int64_t{sms} * kBlocksPerSm;
+  const int64_t wanted = base::ceil_div(rows, int64_t{kWarps}), most = int64_t{sms} * kBlocksPerSm;
   return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
@@ -369,7 +451,12 @@ base::Status launch_publish(const LayerPod& p, const TokensPod& call, cudaStream
       p, blocks, call.tokens, call.capacity);
   OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_scan"));
   if (call.tokens == 0) return {};
-  moe_publish<<<static_cast<unsigned>(base::ceil_div(call.tokens, int64_t{kWarps})), kThreads, 0, stream>>>(p, call);
+  const auto blocks_of_tokens = static_cast<unsigned>(base::ceil_div(call.tokens, int64_t{kWarps}));
+  if (p.planes == 1) {
+    moe_publish<1><<<blocks_of_tokens, kThreads, 0, stream>>>(p, call);
+  } else {
+    moe_publish<2><<<blocks_of_tokens, kThreads, 0, stream>>>(p, call);
+  }
   return cuda_status(cudaGetLastError(), "moe_publish");
 }
 
@@ -377,8 +464,23 @@ base::Status launch_expand(const LayerPod& p, int64_t* load, int64_t* dropped, i
   const auto shared = (static_cast<size_t>(local_experts(p)) + 1) * sizeof(int32_t);
   moe_plan<<<1, kThreads, shared, stream>>>(p, load, dropped);
   OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_plan"));
-  moe_expand<<<blocks_for(p.max_tokens, sms), kThreads, 0, stream>>>(p);
+  const unsigned blocks = blocks_for(p.max_tokens, sms);
+  if (p.planes == 1) {
+    moe_expand<1><<<blocks, kThreads, 0, stream>>>(p);
+  } else {
+    moe_expand<2><<<blocks, kThreads, 0, stream>>>(p);
+  }
   return cuda_status(cudaGetLastError(), "moe_expand");
+}
+
+base::Status launch_gate_gradients(const GatePod& p, int sms, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(p.pool_rows, sms);
+  if (p.dtype == DType::bf16) {
+    moe_gate_gradients<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(p);
+  } else {
+    moe_gate_gradients<__half><<<blocks, kThreads, 0, stream>>>(p);
+  }
+  return cuda_status(cudaGetLastError(), "moe_gate_gradients");
 }
 
 base::Status launch_return(const LayerPod& p, int sms, cudaStream_t stream) {

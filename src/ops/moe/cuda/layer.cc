@@ -1,17 +1,20 @@
 // The layer on GPUs: memory of a context, and the kernels of a call in their order.
 #include <algorithm>
 #include <array>
-#include <span>
+#include <initializer_list>
+#include <string>
+#include <vector>
 
 #include "overlace/runtime.h"
 #include "overlace/team.h"
-#include "src/base/ceil_div_pod.h"
 #include "src/base/nvtx.h"
 #include "src/gemm_core/host.cuh"
 #include "src/ops/common/check.h"
 #include "src/ops/fused/grouped_launch.cuh"
+#include "src/ops/fused/wgrad_launch.cuh"
 #include "src/ops/moe/context.h"
 #include "src/ops/moe/cuda/kernels.h"
+#include "src/ops/moe/cuda/layout.h"
 #include "src/ops/moe/route.h"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
@@ -28,83 +31,12 @@ using runtime::cuda_peer::cuda_status;
 using runtime::cuda_peer::DeviceGuard;
 using runtime::cuda_peer::LocalMemory;
 
-constexpr int64_t kPerUnit = 8;  // elements of 16 bytes
-constexpr size_t kAlign = 256;
-
-int64_t up(int64_t bytes) { return base::round_up(bytes, static_cast<int64_t>(kAlign)); }
-
-/// Offsets of parts of one block, each aligned.
-class Parts {
- public:
-  uint64_t add(int64_t bytes) {
-    const auto at = static_cast<uint64_t>(end_);
-    end_ += up(std::max<int64_t>(bytes, 1));
-    return at;
-  }
-  size_t bytes() const { return static_cast<size_t>(end_); }
-
- private:
-  int64_t end_ = 0;
+/// The products of a call, ready to be queued; on a rank without experts, or where nobody wants one, it has no
+/// instance.
+struct Products {
+  std::array<core::PreparedGrouped, 3> grouped{};
+  std::array<core::PreparedWgrad, kWgrads> wgrad{};
 };
-
-/// Zeros before each call.
-struct Control {
-  Account account;
-  alignas(kCounterPitch) uint32_t error;  // of the products' pipelines
-  struct alignas(kCounterPitch) {
-    uint32_t drawn;
-  } counters[2];
-};
-
-/// Parts of the heap's block, and of memory of this device alone.
-struct Layout {
-  uint64_t tokens, counts, entries, rows, sums;
-  size_t heap_bytes;
-  uint64_t hist, slots, first, load, items[2], num_items, row_weights, pool, hidden, control;
-  size_t device_bytes;
-  int64_t pool_rows;
-  int32_t columns[2];
-};
-
-const core::Instance& instance_of(DType dtype, int halves) {
-  for (const core::Instance& one : core::instances(core::Kernel::grouped))
-    if (one.spec.dtype == dtype && one.spec.halves == halves) return one;
-  OVERLACE_ASSERT(false);  // both dtypes have both
-  return core::instances(core::Kernel::grouped)[0];
-}
-
-Layout layout_of(const MoeSpec& spec, const Placement& placement, int rank) {
-  const int64_t ranks = placement.ranks(), local = placement.local(rank), choices = spec.max_tokens * spec.top_k;
-  const int64_t row_bytes = spec.hidden * 2;
-  Layout out{};
-  Parts heap;
-  out.tokens = heap.add(sizeof(int64_t));
-  out.counts = heap.add(spec.num_experts * 4);
-  out.entries = heap.add(choices * static_cast<int64_t>(sizeof(Entry)));
-  out.rows = heap.add(spec.max_tokens * row_bytes);
-  out.sums = heap.add(ranks * spec.max_tokens * row_bytes);
-  out.heap_bytes = heap.bytes();
-  out.pool_rows = base::round_up(std::max<int64_t>(ranks * choices + (kPoolTile - 1) * local, 1), int64_t{kPoolTile});
-  const int64_t extents[] = {spec.inter, spec.hidden};
-  Parts device;
-  out.hist = device.add(base::ceil_div(choices, int64_t{kEntriesPerBlock}) * spec.num_experts * 4);
-  out.slots = device.add(choices * 4);
-  out.first = device.add(ranks * local * 8);
-  out.load = device.add(local * 4);
-  for (int product = 0; product < 2; ++product) {
-    const core::ConfigSpec& s = instance_of(spec.dtype, 2 - product).spec;
-    const int64_t columns = int64_t{s.tile_n} * s.cluster_n / s.halves;
-    out.columns[product] = static_cast<int32_t>(base::ceil_div(extents[product], columns));
-    out.items[product] = device.add((out.pool_rows / kPoolTile * out.columns[product] + 1) * 16);
-  }
-  out.num_items = device.add(8);
-  out.row_weights = device.add(out.pool_rows * 4);
-  out.pool = device.add(out.pool_rows * row_bytes);
-  out.hidden = device.add(out.pool_rows * spec.inter * 2);
-  out.control = device.add(sizeof(Control));
-  out.device_bytes = device.bytes();
-  return out;
-}
 
 class Layer final : public GpuLayer {
  public:
@@ -117,7 +49,7 @@ class Layer final : public GpuLayer {
     pod_.max_tokens = spec.max_tokens;
     pod_.num_experts = static_cast<int32_t>(spec.num_experts);
     pod_.top_k = spec.top_k;
-    pod_.row_units = static_cast<int32_t>(spec.hidden / kPerUnit);
+    pod_.row_units = static_cast<int32_t>(spec.hidden / kPerRowUnit);
     pod_.dtype = spec.dtype;
   }
   ~Layer() override {
@@ -141,55 +73,60 @@ class Layer final : public GpuLayer {
     base::Result<LocalMemory> memory = LocalMemory::filled(0, layout_.device_bytes, "a moe layer");
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
-    for (int halves = 1; halves <= 2; ++halves) {
-      const core::Instance& one = instance_of(spec_.dtype, halves);
-      const base::Result<int> clusters = core::count_clusters(one.kernel, one.spec, one.name);  // loads it
-      if (!clusters.ok()) return clusters.status();
-    }
-    return {};
+    for (const ProductKind& kind : {kUp, kDown}) OVERLACE_TRY(load(instance_of(spec_.dtype, kind)));
+    return spec_.gradients ? open_gradients() : base::Status();
   }
 
   void take_heap() override {
+    constexpr size_t kAlign = 256;
     heap_ = channel_.team().runtime().heap().alloc(layout_.heap_bytes, kAlign, "moe layer");
     const TeamPod& team = channel_.pod().team;
     for (int r = 0; r < team.size; ++r) pod_.heap[r] = team.heap[r] + heap_.offset;
     pod_.tokens = layout_.tokens;
     pod_.counts = layout_.counts;
     pod_.entries = layout_.entries;
-    pod_.rows = layout_.rows;
     pod_.sums = layout_.sums;
+    pod_.dweights = layout_.dweights;
     pod_.hist = local<int32_t>(layout_.hist);
     pod_.slots = local<int32_t>(layout_.slots);
     pod_.first = local<int64_t>(layout_.first);
     pod_.load = local<int32_t>(layout_.load);
-    for (int product = 0; product < 2; ++product) {
+    pod_.groups = local<core::RowGroup>(layout_.groups);
+    for (int product = 0; product < kProducts; ++product) {
       pod_.items[product] = local<uint4>(layout_.items[product]);
       pod_.columns[product] = layout_.columns[product];
     }
+    for (int plane = 0; plane < kMostPlanes; ++plane) {
+      pod_.rows[plane] = layout_.rows[plane];
+      pod_.pools[plane] = local<uint4>(layout_.pools[plane]);
+    }
+    pod_.planes = 1;
+    pod_.results = pod_.pools[0];
     pod_.num_items = local<int32_t>(layout_.num_items);
     pod_.row_weights = local<float>(layout_.row_weights);
-    pod_.pool = local<uint4>(layout_.pool);
     pod_.pool_rows = layout_.pool_rows;
     control_ = local<Control>(layout_.control);
     pod_.account = &control_->account;
   }
 
   base::Status run(const MoeArgs& args, const MoeCounts& counts) override {
-    OVERLACE_TRY(check(args));
+    OVERLACE_TRY(check("moe", args, {{"out", args.out}}));
     const DeviceGuard guard(channel_.team().runtime().device());
-    std::array<core::PreparedGrouped, 2> products{};  // before anything is queued
-    for (int product = 0; product < 2 && local_experts(pod_) > 0; ++product) {
-      const base::Result<core::PreparedGrouped> prepared = prepare(product, args);
-      if (!prepared.ok()) return prepared.status();
-      products[static_cast<size_t>(product)] = *prepared;
+    Products products;  // before anything is queued
+    if (local_experts(pod_) > 0) {
+      OVERLACE_TRY(prepare(args.w1, kUp, kInter, pod_.pools[0], hidden(), 0, &products.grouped[0]));
+      OVERLACE_TRY(prepare(args.w2, kDown, kHidden, hidden(), pod_.results, 1, &products.grouped[1]));
     }
-    const base::NvtxRange range("operator", [] { return "moe"; });
-    OVERLACE_TRY(runtime::begin_call(channel_, [] { return std::string("moe"); }));
-    const base::Status status = queue(args, counts, products);
-    // What is queued cannot be taken back, and the peers wait for the rest.
-    if (!status.ok()) channel_.team().runtime().abort(status.code(), status.message());
-    const base::Status ended = runtime::end_call(channel_);
-    return status.ok() ? ended : status;
+    return call("moe", [&] { return queue(args, counts, products); });
+  }
+
+  base::Status run(const MoeGradArgs& args) override {
+    OVERLACE_TRY(
+        check("moe_grad", args.layer, {{"dy", args.dy}, {"dx", args.dx}, {"dw1", args.dw1}, {"dw2", args.dw2}}));
+    const DeviceGuard guard(channel_.team().runtime().device());
+    Products products;
+    if (local_experts(pod_) > 0) OVERLACE_TRY(prepare_gradients(args, &products));
+    return call("moe_grad", [&] { return queue(args, products); });
   }
 
   base::Result<MoeReport> report() override {
@@ -224,13 +161,15 @@ class Layer final : public GpuLayer {
   }
 
   /// What this backend wants beyond what the layer wants everywhere.
-  base::Status check(const MoeArgs& args) const {
-    const Site site = site_of(channel_, "moe");
+  base::Status check(const char* op, const MoeArgs& args, std::initializer_list<Named> more) const {
+    const Site site = site_of(channel_, op);
     if (!args.gated || args.activation != "silu")
       return base::error(Errc::not_supported, "{}: {}{} experts on GPUs, wanted experts gated by silu; rank {}",
                          site.op, args.gated ? "gated " : "", args.activation, site.rank);
-    for (const Named& t : {Named{"x", args.x}, {"w1", args.w1}, {"w2", args.w2}, {"out", args.out}}) {
-      if (t.view.numel() == 0) continue;
+    std::vector<Named> all{{"x", args.x}, {"w1", args.w1}, {"w2", args.w2}};
+    all.insert(all.end(), more);
+    for (const Named& t : all) {
+      if (!t.view.defined() || t.view.numel() == 0) continue;
       const auto address = reinterpret_cast<uintptr_t>(t.view.data);
       if (address % 16 != 0)
         return refuse(site, "{} {} is at {}, wanted a multiple of 16 bytes", t.name, t.view.shape(), address);
@@ -251,45 +190,114 @@ class Layer final : public GpuLayer {
   }
   uint64_t product_timeout_ns() const { return 2 * channel_.pod().team.timeout_ns + 2000000000; }
 
-  TokensPod tokens_of(const MoeArgs& args) const {
+  TokensPod tokens_of(const MoeArgs& args, const TensorView& out) const {
     TokensPod call{};
-    call.x = static_cast<const uint4*>(args.x.data);
-    call.x_pitch = pitch_of(args.x) / kPerUnit;
+    call.rows[0] = static_cast<const uint4*>(args.x.data);
+    call.row_pitches[0] = pitch_of(args.x) / kPerRowUnit;
     call.idx = static_cast<const int32_t*>(args.idx.data);
     call.idx_pitch = pitch_of(args.idx);
     call.weights = static_cast<const float*>(args.weights.data);
     call.weights_pitch = pitch_of(args.weights);
     call.tokens = args.x.dim(0);
     call.capacity = capacity_of(args.capacity_factor, call.tokens, spec_.top_k, spec_.num_experts);
-    call.out = args.out.data;
-    call.out_pitch = pitch_of(args.out);
-    call.is_out_fp32 = args.out.dtype == DType::fp32 ? 1 : 0;
+    call.out = out.data;
+    call.out_pitch = pitch_of(out);
+    call.is_out_fp32 = out.dtype == DType::fp32 ? 1 : 0;
+    return call;
+  }
+  TokensPod tokens_of(const MoeGradArgs& args) const {
+    TokensPod call = tokens_of(args.layer, args.dx);
+    call.rows[1] = static_cast<const uint4*>(args.dy.data);
+    call.row_pitches[1] = pitch_of(args.dy) / kPerRowUnit;
+    if (args.dweights.defined()) {
+      call.dweights = static_cast<float*>(args.dweights.data);
+      call.dweights_pitch = pitch_of(args.dweights);
+    }
     return call;
   }
 
-  /// 0: x times gate and up; 1: that times down.
-  base::Result<core::PreparedGrouped> prepare(int product, const MoeArgs& args) const {
-    const core::Instance& instance = instance_of(spec_.dtype, 2 - product);
-    const TensorView& b = product == 0 ? args.w1 : args.w2;
+  void* hidden() const { return local<void>(layout_.hidden); }
+  static int64_t matrix_pitch_of(const TensorView& t) { return t.dim(0) <= 1 ? t.dim(1) * pitch_of(t) : t.stride(0); }
+  int clusters_of(const core::Instance& instance) const { return std::max(1, sms() / instance.spec.cluster()); }
+  base::Status load(const core::Instance& one) const {
+    return core::count_clusters(one.kernel, one.spec, one.name).status();
+  }
+
+  /// Rows of the pool times `weights`; `items`: the list with as many columns as the result has.
+  base::Status prepare(const TensorView& weights, const ProductKind& kind, Product items, const void* from, void* to,
+                       int number, core::PreparedGrouped* out) const {
+    const core::Instance& instance = instance_of(spec_.dtype, kind);
+    const bool is_k_major = kind.b_major == core::BMajor::k;
     core::GroupedArgs g;
-    g.a = product == 0 ? static_cast<const void*>(pod_.pool) : local<void>(layout_.hidden);
-    g.c = product == 0 ? local<void>(layout_.hidden) : static_cast<void*>(pod_.pool);
-    g.b = b.data;
+    g.a = from;
+    g.c = to;
+    g.b = weights.data;
     g.m = layout_.pool_rows;
-    g.n = product == 0 ? spec_.inter : spec_.hidden;
-    g.k = g.lda = product == 0 ? spec_.hidden : spec_.inter;
-    g.ldc = g.n;
-    g.matrices = b.dim(0);
-    g.ldb = pitch_of(b);
-    g.matrix_pitch = b.dim(0) <= 1 ? b.dim(1) * g.ldb : b.stride(0);
-    g.items = pod_.items[product];
-    g.num_items = pod_.num_items + product;
-    g.counter = &control_->counters[product].drawn;
+    g.n = g.ldc = is_k_major ? weights.dim(1) / kind.halves : weights.dim(2);
+    g.k = g.lda = is_k_major ? weights.dim(2) : weights.dim(1);
+    g.matrices = weights.dim(0);
+    g.ldb = pitch_of(weights);
+    g.matrix_pitch = matrix_pitch_of(weights);
+    g.items = pod_.items[items];
+    g.num_items = pod_.num_items + items;
+    g.counter = &control_->counters[number].drawn;
     g.row_weights = pod_.row_weights;
     g.error = &control_->error;
     g.timeout_ns = product_timeout_ns();
-    g.most_clusters = std::max(1, sms() / instance.spec.cluster());
-    return core::prepare_grouped(instance, g);
+    g.most_clusters = clusters_of(instance);
+    base::Result<core::PreparedGrouped> prepared = core::prepare_grouped(instance, g);
+    if (!prepared.ok()) return prepared.status();
+    *out = *prepared;
+    return {};
+  }
+  /// a^T b of each expert's rows, into the gradient of w1 (0) or w2 (1).
+  base::Status prepare(int weight, const void* a, const void* b, const TensorView& to, int number,
+                       core::PreparedWgrad* out) const {
+    if (!to.defined()) return {};
+    const core::Instance& instance = wgrad_instance(spec_.dtype);
+    core::WgradArgs g;
+    g.a = a;
+    g.b = b;
+    g.c = to.data;
+    g.m = g.lda = to.dim(1);
+    g.n = g.ldb = to.dim(2);
+    g.k = layout_.pool_rows;
+    g.matrices = to.dim(0);
+    g.ldc = pitch_of(to);
+    g.matrix_pitch = matrix_pitch_of(to);
+    g.groups = pod_.groups;
+    g.items = local<uint4>(layout_.wgrad_items[weight]);
+    g.counter = &control_->counters[number].drawn;
+    g.error = &control_->error;
+    g.timeout_ns = product_timeout_ns();
+    g.most_clusters = clusters_of(instance);
+    base::Result<core::PreparedWgrad> prepared = core::prepare_wgrad(instance, g);
+    if (!prepared.ok()) return prepared.status();
+    *out = *prepared;
+    return {};
+  }
+  base::Status prepare_gradients(const MoeGradArgs& args, Products* out) const {
+    const TensorView &w1 = args.layer.w1, &w2 = args.layer.w2;
+    uint4 *const x = pod_.pools[0], *const dy = pod_.pools[1];
+    void *const before = local<void>(layout_.before), *const q = local<void>(layout_.q),
+                *const dbefore = local<void>(layout_.dbefore);
+    OVERLACE_TRY(prepare(w1, kAgain, kWide, x, before, 0, &out->grouped[0]));
+    OVERLACE_TRY(prepare(w2, kOfInner, kInter, dy, q, 1, &out->grouped[1]));
+    OVERLACE_TRY(prepare(w1, kOfRows, kHidden, dbefore, dy, 2, &out->grouped[2]));  // when dy has been read
+    OVERLACE_TRY(prepare(0, dbefore, x, args.dw1, 3, &out->wgrad[0]));
+    return prepare(1, dy, hidden(), args.dw2, 4, &out->wgrad[1]);
+  }
+  base::Status open_gradients() {
+    for (const ProductKind& kind : {kAgain, kOfInner, kOfRows}) OVERLACE_TRY(load(instance_of(spec_.dtype, kind)));
+    const core::Instance& instance = wgrad_instance(spec_.dtype);
+    OVERLACE_TRY(load(instance));
+    for (int weight = 0; weight < kWgrads; ++weight) {
+      const WeightExtents e = extents_of(spec_, weight);
+      const std::vector<uint4> items = core::wgrad_items(instance.spec, e.rows, e.columns, local_experts(pod_));
+      OVERLACE_TRY(runtime::cuda_peer::upload(local<void>(layout_.wgrad_items[weight]), items.data(),
+                                              items.size() * sizeof(uint4)));
+    }
+    return {};
   }
 
   base::Status meet() {
@@ -297,17 +305,72 @@ class Layer final : public GpuLayer {
     return runtime::cuda_peer::launch_barrier(stream(), channel_.pod().team, channel_.pod().barrier_id);
   }
 
-  base::Status queue(const MoeArgs& args, const MoeCounts& counts, std::span<const core::PreparedGrouped, 2> products) {
-    const TokensPod call = tokens_of(args);
+  /// `queued` puts a call on the stream.
+  template <class Queue>
+  base::Status call(const char* name, Queue queued) {
+    const base::NvtxRange range("operator", [name] { return name; });
+    OVERLACE_TRY(runtime::begin_call(channel_, [name] { return std::string(name); }));
+    const base::Status status = queued();
+    // What is queued cannot be taken back, and the peers wait for the rest.
+    if (!status.ok()) channel_.team().runtime().abort(status.code(), status.message());
+    const base::Status ended = runtime::end_call(channel_);
+    return status.ok() ? ended : status;
+  }
+  /// Tokens to the pools.
+  base::Status queue_dispatch(const LayerPod& pod, const TokensPod& call, const MoeCounts& counts) {
     OVERLACE_TRY(cuda_status(cudaMemsetAsync(control_, 0, sizeof(Control), stream()), "cudaMemsetAsync"));
-    OVERLACE_TRY(launch_publish(pod_, call, stream()));
+    OVERLACE_TRY(launch_publish(pod, call, stream()));
     OVERLACE_TRY(meet());
-    OVERLACE_TRY(launch_expand(pod_, counts.load, counts.dropped, sms(), stream()));
-    for (const core::PreparedGrouped& product : products)
-      if (product.instance != nullptr) OVERLACE_TRY(core::launch_grouped(product, stream()));
+    return launch_expand(pod, counts.load, counts.dropped, sms(), stream());
+  }
+  base::Status queue_product(const core::PreparedGrouped& product) {
+    return product.instance == nullptr ? base::Status() : core::launch_grouped(product, stream());
+  }
+  base::Status queue_product(const core::PreparedWgrad& product) {
+    return product.instance == nullptr ? base::Status() : core::launch_wgrad(product, stream());
+  }
+
+  base::Status queue(const MoeArgs& args, const MoeCounts& counts, const Products& products) {
+    const TokensPod call = tokens_of(args, args.out);
+    OVERLACE_TRY(queue_dispatch(pod_, call, counts));
+    OVERLACE_TRY(queue_product(products.grouped[0]));
+    OVERLACE_TRY(queue_product(products.grouped[1]));
     if (pod_.size > 1) OVERLACE_TRY(launch_return(pod_, sms(), stream()));
     OVERLACE_TRY(meet());
     return launch_sum(pod_, call, sms(), stream());
+  }
+
+  /// Gradients of rows take the place of those of results, when all have read these, and are on their way while dw1 is
+  /// computed.
+  base::Status queue(const MoeGradArgs& args, const Products& products) {
+    const TokensPod call = tokens_of(args);
+    LayerPod pod = pod_;
+    pod.planes = kMostPlanes;
+    pod.results = pod.pools[1];
+    pod.dots = local<float>(layout_.dots);
+    OVERLACE_TRY(queue_dispatch(pod, call, {}));
+    OVERLACE_TRY(queue_product(products.grouped[0]));
+    OVERLACE_TRY(queue_product(products.grouped[1]));
+    if (local_experts(pod) > 0) OVERLACE_TRY(launch_gate_gradients(gate_of(pod), sms(), stream()));
+    OVERLACE_TRY(queue_product(products.wgrad[1]));
+    OVERLACE_TRY(queue_product(products.grouped[2]));
+    if (pod.size > 1) OVERLACE_TRY(launch_return(pod, sms(), stream()));
+    OVERLACE_TRY(queue_product(products.wgrad[0]));
+    OVERLACE_TRY(meet());
+    return launch_sum(pod, call, sms(), stream());
+  }
+  GatePod gate_of(const LayerPod& pod) const {
+    return {.before = local<float>(layout_.before),
+            .q = local<float>(layout_.q),
+            .row_weights = pod.row_weights,
+            .dbefore = local<void>(layout_.dbefore),
+            .inner = hidden(),
+            .dots = pod.dots,
+            .inter_units = static_cast<int32_t>(spec_.inter / kPerRowUnit),
+            .num_items = pod.num_items + kInter,
+            .columns = pod.columns[kInter],
+            .pool_rows = pod.pool_rows,
+            .dtype = spec_.dtype};
   }
 
   Channel& channel_;
@@ -342,8 +405,8 @@ base::Status check_gpu_layer(Channel& channel, const MoeSpec& spec) {
     return refuse(site, "dtype is {}, wanted bf16 or fp16 on GPUs", dtype_name(spec.dtype));
   constexpr int64_t kMostColumns = 1 << 20;
   for (const auto& [name, columns] : {std::pair{"hidden", spec.hidden}, std::pair{"inter", spec.inter}})
-    if (columns % kPerUnit != 0 || columns > kMostColumns)
-      return refuse(site, "{} is {}, wanted a multiple of {}, at most {}", name, columns, kPerUnit, kMostColumns);
+    if (columns % kPerRowUnit != 0 || columns > kMostColumns)
+      return refuse(site, "{} is {}, wanted a multiple of {}, at most {}", name, columns, kPerRowUnit, kMostColumns);
   constexpr int64_t kMostChoicesOfAll = int64_t{1} << 30;  // rows of the pool are numbered by 32 bits
   if (spec.max_tokens > kMostChoicesOfAll / spec.top_k / team.size)
     return refuse(site, "max_tokens is {}, wanted at most {} of {} choices on {} ranks", spec.max_tokens,

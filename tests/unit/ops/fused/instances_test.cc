@@ -19,7 +19,7 @@ constexpr Listed kConfigs[] = {
 #include "src/gemm_core/configs.def"
 #undef CONFIG
 };
-constexpr size_t kMostInstances = 39;  // of the compile budget: 25, and those of small tiles take half; 4 of experts
+constexpr size_t kMostInstances = 47;  // of the compile budget: 25, and those of small tiles take half; 12 of experts
 
 TEST(GemmCoreInstances, NoRowIsThereTwice) {
   std::set<std::pair<Kernel, std::string_view>> rows;
@@ -31,7 +31,7 @@ TEST(GemmCoreInstances, NoRowIsThereTwice) {
 TEST(GemmCoreInstances, RowsOfAKernelAreAllOfThem) {
   size_t rows = 0;
   for (const Kernel kernel :
-       {Kernel::gather, Kernel::scatter, Kernel::one_shot, Kernel::gather_one_shot, Kernel::grouped}) {
+       {Kernel::gather, Kernel::scatter, Kernel::one_shot, Kernel::gather_one_shot, Kernel::grouped, Kernel::wgrad}) {
     EXPECT_FALSE(specs_of(kernel).empty());
     for (const InstanceSpec& one : specs_of(kernel)) EXPECT_EQ(one.kernel, kernel) << one.name;
     rows += specs_of(kernel).size();
@@ -46,7 +46,8 @@ TEST(GemmCoreInstances, NamesSayWhatTheSpecIs) {
                              std::to_string(s.tile_m) + "x" + std::to_string(s.tile_n) + "_c" +
                              std::to_string(s.cluster_m) + std::to_string(s.cluster_n) + "_s" +
                              std::to_string(s.stages) + (s.split_k == 1 ? "" : "_k" + std::to_string(s.split_k)) +
-                             (s.pingpong() == 1 ? "" : "_t") + (s.halves == 0 ? "" : "_e" + std::to_string(s.halves));
+                             (s.pingpong() == 1 ? "" : "_t") + (s.halves == 0 ? "" : "_e" + std::to_string(s.halves)) +
+                             (s.groups_k ? "_g" : "") + (s.stores_fp32 ? "_f32" : "");
     EXPECT_EQ(std::string(i.name).substr(0, want.size()), want);
     EXPECT_TRUE(is_valid(s)) << i.name;
   }
@@ -67,6 +68,7 @@ TEST(GemmCoreInstances, SharedMemoryFitsAndOperandsAreAligned) {
     EXPECT_EQ(s.full % 8, 0u) << i.name;
     EXPECT_EQ(s.handed_barriers % 8, 0u) << i.name;
     EXPECT_LE(s.words + 16, s.bytes) << i.name;
+    EXPECT_EQ(s.bytes - s.depths, i.spec.groups_k ? kTicketSlots * 4u : 0u) << i.name;
     EXPECT_EQ(s.tickets - s.half, i.spec.split_k == 1 ? 0u : static_cast<uint32_t>(64 * i.spec.tile_n * 4)) << i.name;
   }
 }
@@ -135,6 +137,25 @@ TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {
   EXPECT_FALSE(is_valid(s));
   s.b_major = BMajor::k;
   s.tile_n = 32;
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.groups_k = true;  // whose B has N contiguous
+  EXPECT_FALSE(is_valid(s));
+  s.b_major = BMajor::n;
+  EXPECT_TRUE(is_valid(s));
+  s.cluster_m = 2;  // loads of A are not shared
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.halves = 2;
+  EXPECT_TRUE(is_valid(s));
+  s.stores_fp32 = true;  // what is gated is rounded
+  EXPECT_FALSE(is_valid(s));
+  s.halves = 1;
+  EXPECT_TRUE(is_valid(s));
+  s.b_major = BMajor::n;
+  EXPECT_TRUE(is_valid(s));
+  s.halves = 2;
+  s.stores_fp32 = false;
   EXPECT_FALSE(is_valid(s));
   s = ConfigSpec{};
   s.dtype = DType::fp32;

@@ -1,4 +1,4 @@
-"""Gradients of gated experts by torch and its collectives, where the library has no kernels for them: on GPUs."""
+"""Gradients of gated experts by torch and its collectives: what the library's kernels on GPUs are compared with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-
 from overlace.errors import Unsupported
 
 
