@@ -526,7 +526,8 @@ def block_page() -> str:
 
 
 def gnn_page() -> str:
-    return gen_gnn.page([*records("gnn_ooc_cpu2"), *records("gnn_accuracy_cpu2")], records("gnn_ooc_h200"))
+    rows = [*records("gnn_ooc_cpu2"), *records("gnn_accuracy_cpu2")]
+    return gen_gnn.page(rows, records("gnn_ooc_h200"), records("gnn_figures_cpu2"))
 
 
 def offload_page() -> str:

@@ -289,7 +289,7 @@ def predicted_us(run: gnn.Artefact, packs: str, pace: int, compute_ms: float) ->
     return next(row["epoch_s"] for row in rows if row["way"] == "pipelined") * 1e6
 
 
-def slow_disk(records: Records, options: argparse.Namespace, run: gnn.Artefact, work: Work) -> None:
+def slow_disk(records: Records, options: argparse.Namespace, run: gnn.Artefact, work: Work, case: str = "slow") -> None:
     """An epoch without a model from a disk that is played."""
     loaders: dict[str, gnn.PackedLoader] = {}
     ways = {name: functools.partial(systems.packed, run, WAYS[name][1], loaders, options.pace) for name in WAYS}
@@ -301,7 +301,7 @@ def slow_disk(records: Records, options: argparse.Namespace, run: gnn.Artefact, 
             "predicted_us": predicted_us(run, WAYS[name][1], _native.size("pace", options.pace), 0),
         }
         what = f"no model, a disk of {options.pace} per second, {100 * options.share:g} % of the rows cached"
-        records.add("slow", what, name, options.pace_repeats, verify=work.verified, **fields, **times(seconds))
+        records.add(case, what, name, options.pace_repeats, verify=work.verified, **fields, **times(seconds))
     for loader in loaders.values():
         loader.close()
 

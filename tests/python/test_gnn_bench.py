@@ -16,8 +16,8 @@ pytest.importorskip("torch_geometric")
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("bench/gnn_ooc", "bench/driver", "tools")]
-NAMES = ("ooc", "on_gpu", "choice", "records", "gen_gnn", "row_ways")
-ooc, on_gpu, choice, records, gen_gnn, row_ways = (importlib.import_module(name) for name in NAMES)
+NAMES = ("ooc", "on_gpu", "choice", "records", "gen_gnn", "row_ways", "figures", "disk_cache")
+ooc, on_gpu, choice, records, gen_gnn, row_ways, figures, disk_cache = map(importlib.import_module, NAMES)
 
 
 ROW_WAYS = ("row_reads", "ginex_like", "window_rows")
@@ -261,3 +261,127 @@ def test_every_setting_of_the_planner_is_run(rows: list[dict], tmp_path: Path, c
     assert sum(" s planned, " in line for line in said) == 12
     text = gen_gnn.page([*rows, *found.values()])
     assert "## What the planner chooses" in text and "12 settings within 2MiB and 2MiB" in text
+
+
+@pytest.fixture(scope="module")
+def of_figures(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    out = tmp_path_factory.mktemp("figures") / "out.jsonl"
+    words = ["--vertices", "4096", "--dim", "32", "--batch-size", "16", "--fanouts", "5,3", "--shares", "0.1,0.3"]
+    words += ["--blow-up", "0.8", "--caps", "1,0.7", "--more-fanouts", "3,3;5,3", "--batch-sizes", "16,32"]
+    words += ["--pack-memory", "128KiB", "--pack-repeats", "1", "--pace-repeats", "1", "--disk", "32MiB"]
+    words += ["--small-vertices", "4096", "--epochs", "2", "--seeds", "1", "--target", "0.05"]
+    assert figures.main([*words, "--git", "test", "--out", str(out)]) == 0
+    return records.read(out)
+
+
+def test_each_level_of_the_ladder_reads_less(of_figures: list[dict]) -> None:
+    of = {row["competitor"]: row for row in of_figures if row["case"]["name"] == "ladder"}
+    read = {name: row["feature_bytes"] for name, row in of.items()}
+    assert read["rows"] > read["rows_cpu"] > read["rows_cpu_gpu"] > read["disk_cache"] >= read["min_hash"]
+    assert read["min_hash"] >= read["segments"] > read["belady"] >= read["packs_belady"]
+    assert read["packs"] > read["packs_gpu"] > read["packs_gpu_cpu"] >= read["packs_belady"]
+    assert read["rows"] == read["packs"] // 128 * 4096 and read["rows_cpu_gpu"] == read["packs_gpu_cpu"] // 128 * 4096
+    assert all(
+        of[name]["stored_rows"] <= round(0.8 * 4096) for name in ("disk_cache", "min_hash", "segments", "belady")
+    )
+    # A dataset has each row once; the disk cache of one segment has those that are missed.
+    assert of["disk_cache"]["blow_up"] < of["packs_gpu_cpu"]["blow_up"] < of["rows"]["blow_up"] == 1
+    for cap in ("1", "0.7"):
+        tried = {row["competitor"]: row for row in of_figures if row["case"]["name"] == f"search_{cap}"}
+        assert tried["best"]["feature_bytes"] <= tried["found"]["feature_bytes"] <= tried["by_vertex"]["feature_bytes"]
+        assert max(row["blow_up"] for row in tried.values()) <= float(cap)
+
+
+def test_packs_of_more_rows_blow_up(of_figures: list[dict]) -> None:
+    def of(case: str, way: str = "static_packs") -> dict:
+        return next(r for r in of_figures if (r["case"]["name"], r["competitor"]) == (f"blow_up_{case}", way))
+
+    for way in ooc.WAYS:
+        assert 0 < of("cache_0.3", way)["blow_up"] < of("cache_0.1", way)["blow_up"]
+        assert of("fanouts_3,3", way)["blow_up"] < of("fanouts_5,3", way)["blow_up"]
+        assert of("batch_32", way)["blow_up"] < of("batch_16", way)["blow_up"]
+        assert of("batch_16", way)["stored_bytes"] > of("batch_16", way)["stored_rows"] * 128
+    assert of("batch_16")["blow_up"] == of("cache_0.1")["blow_up"] == of("fanouts_5,3")["blow_up"]
+
+
+def test_packing_and_slower_disks_are_timed_once_checked(of_figures: list[dict]) -> None:
+    packing = {row["competitor"]: row for row in of_figures if row["case"]["name"] == "packing"}
+    assert set(packing) == set(gen_gnn.gen_gnn_figures.PACKING)
+    read = {name: packing[name]["bytes_read"] for name in ("passes", "by_batch", "by_row")}
+    assert read["passes"] == 4096 * 128 < read["by_batch"] < read["by_row"]
+    for name in ("passes", "by_batch"):
+        row = packing[name]
+        assert row["verify"]["ok"] and row["time_us"]["median"] > 0
+    for share in figures.RATES:
+        paced = {row["competitor"]: row for row in of_figures if row["case"]["name"] == f"pace_{share:g}"}
+        assert set(paced) == set(ooc.WAYS)
+        for row in paced.values():
+            assert row["pace_bytes_per_s"] == share * (32 << 20) and row["verify"]["ok"]
+            assert row["time_us"]["median"] >= 0.9e6 * row["bytes_read"] / row["pace_bytes_per_s"] > 0
+
+
+def test_the_page_has_a_table_of_every_figure(rows: list[dict], of_figures: list[dict]) -> None:
+    text = gen_gnn.page(rows, of_figures=of_figures)
+    section = text.split("## The paper's figures\n")[1].split("\n## ")[0]
+    heads = [line for line in section.splitlines() if line.startswith("### ")]
+    assert len(heads) == len(figures.CASES)
+    lists = gen_gnn.gen_gnn_figures
+    for what in (*lists.FROM_ROWS.values(), *lists.FROM_PACKS.values(), *lists.PACKING.values()):
+        assert f"| {what} |" in section or f"`: {what} |" in section
+    for way in lists.TIME_TO:
+        assert f"| `{way}`: " in section
+    assert "| 10 % | " in section and "| 5, 3 | " in section and "| 32 | " in section
+    assert section.count("| `static_packs` | `overlace` |") == 3
+    assert "never" not in section  # of 32 classes one in twenty is soon right
+    for row in of_figures:
+        if row["case"]["name"] == "time_to":
+            row["accuracy"]["wanted"] = 0.999
+    assert gen_gnn.page(rows, of_figures=of_figures).count("| never | ") == len(lists.TIME_TO)
+    assert "The paper's figures" not in gen_gnn.page(rows)
+
+
+def test_the_page_says_where_figures_are_behind(rows: list[dict], of_figures: list[dict]) -> None:
+    for row in of_figures:
+        if row["case"]["name"] == "time_to":
+            row["accuracy"] |= {"wanted": 0.5, "by_epoch": [0.1, 0.6]}
+            row["predicted_us"], row["bytes_written"] = 2e6 if row["competitor"] == "fixed" else 1e6, 0
+        if row["case"]["name"] == "pace_0.5":
+            row["time_us"]["median"] = 3e6 if row["competitor"] == "overlace" else 2e6
+        if row["case"]["name"] == "pace_0.25":
+            row["time_us"]["median"] = 1e6
+    losses = gen_gnn.page(rows, of_figures=of_figures).split("## Where")[1]
+    assert "- `pace_0.5`: 1.50 times the time of `static_packs`." in losses and "`pace_0.25`" not in losses
+    assert "- `time_to`: `fixed` takes 2.00 times the time of `shuffle`, with packs written once." in losses
+    assert "`fixed_anew` takes" not in losses
+
+
+def test_a_count_that_is_not_the_planner_s_ends_the_run() -> None:
+    with pytest.raises(SystemExit, match="the disk cache: 5 bytes by the walk, 6 by the planner"):
+        figures.Counts.same("the disk cache", 5, 6)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 12])
+def test_the_disk_cache_is_counted_as_written_down(length: int) -> None:
+    rng = np.random.default_rng(length)
+    missed = [np.sort(rng.choice(60, 14, replace=False)) for _ in range(12)]
+    misses = disk_cache.Misses(missed, 1024)  # four rows on a page
+    for min_hash in (True, False):
+        read = stored = 0
+        for begin in range(0, 12, length):
+            segment = missed[begin : begin + length]
+            times = np.bincount(np.concatenate(segment), minlength=60)
+            keys = [disk_cache.ranks(len(segment), disk_cache.random_word(0, n)) for n in (0, 1)]
+
+            def key(v: int, segment: list = segment, keys: list = keys, min_hash: bool = min_hash) -> tuple:
+                own = [b for b, ids in enumerate(segment) if v in ids]
+                return (*(min(ranks[own]) for ranks in keys if min_hash), v)
+
+            page = {v: i // 4 for i, v in enumerate(sorted(np.flatnonzero(times > 1).tolist(), key=key))}
+            stored += int(np.count_nonzero(times))
+            for ids in segment:
+                read += 1024 * sum(times[v] == 1 for v in ids) + 4096 * len({page[v] for v in ids if times[v] > 1})
+        assert misses.stored(length, min_hash) == disk_cache.Stored(stored, read)
+    assert misses.rows_of(length) == stored
+    assert misses.rows_of(misses.search(stored)) <= stored
+    with pytest.raises(ValueError, match="at most 1 rows, wanted at least"):
+        misses.search(1)
