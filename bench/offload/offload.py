@@ -177,7 +177,7 @@ def measure(records: Records, o: argparse.Namespace, source: str, tokens: int, p
         samples[name].append(one_turn(entrants[name], x, o.passes))
     for name in names:
         brings: dict[str, object] = {} if name == "resident" else {"bytes": weights}
-        if isinstance(entrants[name], ways.Streamed):
+        if isinstance(entrants[name], ways.Streamed) and o.device == "cpu":
             brings["waited_us"] = statistics.median(round(s[3] * 1e6) for s in samples[name])
         records.add(case, what, name, verify=verified[name], **brings, **fields_of(samples[name]))
         entrants[name].close()
