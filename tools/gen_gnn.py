@@ -270,7 +270,7 @@ def accuracy_section(cases: Cases) -> list[str]:
 
 def losses_section(cases: Cases, figures: Cases) -> list[str]:
     lines = ["", "## Where `overlace` is not the best", ""]
-    for case in ("limited", "epoch", "rows", "trained", "slow", "overlap"):
+    for case in ("limited", "epoch", "rows", "trained", "slow", "overlap", "gpu_epoch", "gpu_rows"):
         if case not in cases:
             continue
         ours = cases[case]["overlace"]["time_us"]["median"]
@@ -355,7 +355,7 @@ def page(rows: list[dict], of_gpu: Sequence[dict] = (), of_figures: Sequence[dic
         *choice_section(cases),
         *accuracy_section(cases),
         *gen_gnn_figures.section(figures),
-        *losses_section(cases, figures),
+        *losses_section({**cases, **cases_of(of_gpu)}, figures),
         *gpu_section(of_gpu),
     ]
     return "\n".join(head + body) + "\n"

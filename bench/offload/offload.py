@@ -35,7 +35,7 @@ import schema  # noqa: E402
 import ways  # noqa: E402
 
 UNVERIFIED = ("brought",)  # it computes nothing
-# Results are of order 1, and a product's last bits may depend on where weights lie.
+# In units of the largest result: a product's last bits may depend on where weights lie.
 MOST_ERROR = {"fp32": 1e-4, "bf16": 2**-5}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Sample = tuple[float, float, float, float]  # seconds, of processors, bytes fetched from a disk, seconds waited
@@ -120,7 +120,7 @@ def opened(makers: dict, expected: torch.Tensor, x: torch.Tensor, most: float, r
         except ways.Absent as why:
             report(name, "absent", str(why))
             continue
-        error = 0.0 if name in UNVERIFIED else float((way.run(x) - expected).abs().max())
+        error = 0.0 if name in UNVERIFIED else float((way.run(x) - expected).abs().max() / expected.abs().max())
         if not error <= most:
             report(name, "wrong", f"the result differs by {error}, wanted at most {most}")
             way.close()

@@ -152,7 +152,7 @@ base::Status check_memory(const RunPlan& plan, const HostMemory& host) {
     if (streamed <= host.limit) return {};
     return base::error(Errc::out_of_memory,
                        "what streams to {} ranks takes {:.1f} GiB of host memory, the control group allows {:.1f} "
-                       "GiB; wanted a larger --device-memory, fewer --layers or --weights disk",
+                       "GiB; wanted a larger --device-memory, fewer --layers, --weights disk or fewer --tokens",
                        plan.ranks_here(), streamed / kGiB, host.limit / kGiB);
   }
   const double needed = host_bytes(plan, *heap), available = std::min(host.physical, host.limit);

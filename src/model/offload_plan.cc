@@ -90,6 +90,10 @@ Result<OffloadPlan> plan_offload(const ModelConfig& config, const Problem& probl
     if (batch >= problem.tokens) break;
   }
   if (found.empty()) return *first_failure;
+  // Activations want host memory, for which the disk is no substitute as it is for layers.
+  const auto fits_host = [&](const OffloadPlan& p) { return p.resting_bytes * ranks <= host_bytes; };
+  if (std::any_of(found.begin(), found.end(), fits_host))
+    std::erase_if(found, [&](const OffloadPlan& p) { return !fits_host(p); });
   const auto faster = [](const OffloadPlan& a, const OffloadPlan& b) { return a.total_s() < b.total_s(); };
   const double best_s = std::min_element(found.begin(), found.end(), faster)->total_s();
   constexpr double kAsGood = 1.01;

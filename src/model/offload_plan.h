@@ -24,7 +24,7 @@ struct OffloadPlan {
   int64_t resting_bytes = 0;                     // of activations, in host memory; 0: all lie on the device
   int64_t resident = 0, host = 0, disk = 0;      // layers by where they rest
   double compute_s = 0, host_s = 0, disk_s = 0;  // of one pass over all layers; each alone
-  /// From so many on what streams is hidden; 0: nothing streams. None where activations, which grow with the tokens,
+  /// From so many on what streams is hidden; 0: no weights stream. None where activations, which grow with the tokens,
   /// take longer than their computation.
   std::optional<int64_t> hiding_tokens = 0;
   double total_s() const;     // each of the three beside the others
@@ -36,8 +36,9 @@ double layer_flops(const ModelConfig& config, const Problem& problem, int ranks,
 
 /// The most tokens together among those whose pass takes at most 1 % longer than the best, if there are any among those
 /// without activations that rest: sequences by powers of two, or all. problem.device_bytes limits a rank, `host_bytes`
-/// all ranks of a host together, of which activations that rest take theirs first; what fits neither comes from disk.
-/// out_of_memory with the smallest device memory that works.
+/// all ranks of a host together, of which activations that rest take theirs first, more than there is only where no
+/// number of tokens goes without; layers that fit neither come from disk. out_of_memory with the smallest device memory
+/// that works.
 base::Result<OffloadPlan> plan_offload(const ModelConfig& config, const Problem& problem, int ranks, int64_t host_bytes,
                                        const OffloadRates& rates);
 

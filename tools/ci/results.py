@@ -79,6 +79,9 @@ class Results:
         lines = ["", "job          seconds  processor  cases"]
         lines += [f"{r.job:<12} {r.clock_s:7.1f}  {r.processor_s:9.1f}  {r.counts()}" for r in self.jobs]
         lines.append(f"{'all':<12} {self.clock_s:7.1f}  {sum(ran.processor_s for ran in self.jobs):9.1f}")
+        over = [ran.job for ran in self.jobs if any(c.detail.startswith("not begun") for c in ran.cases)]
+        if over:
+            lines += ["", f"NOT WHOLE: the time of this run was over before all of {', '.join(over)} had begun"]
         for title, outcome in (("Skipped:", SKIPPED), ("Failed:", FAILED)):
             if self.of(outcome):
                 lines += ["", title]

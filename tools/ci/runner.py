@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -54,10 +55,26 @@ def be_patient() -> None:
     prefix = PATIENT
 
 
+OVER = "not begun: the time of this run was over (OVERLACE_CI_UNTIL)"
+TO_END_S = 16 * 60  # for what runs when the time is over; what takes longer is stopped, and has failed
+
+
+def left_s() -> float:
+    """Seconds until nothing more may begin."""
+    until = os.environ.get("OVERLACE_CI_UNTIL")  # seconds since the epoch; .ci/run says it
+    return float(until) - time.time() if until else math.inf
+
+
+def is_over() -> bool:
+    """Whether jobs and test programs that have not begun are to be skipped, and named."""
+    return left_s() <= 0
+
+
 def run(command: list[str], timeout_s: float = 1200, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Done:
     """Runs to the end or the deadline; whatever the command started ends with it."""
     start = time.monotonic()
     timeout_s *= PATIENCE if prefix else 1
+    timeout_s = min(timeout_s, max(1.0, left_s() + TO_END_S))
     whole_env = {**os.environ, "CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(ROOT), **(env or {})}
     try:
         process = subprocess.Popen(
@@ -81,15 +98,6 @@ def run(command: list[str], timeout_s: float = 1200, env: dict[str, str] | None 
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
     return Done(process.returncode, output, time.monotonic() - start, timed_out)
-
-
-OVER = "not begun: the time of this run was over (OVERLACE_CI_UNTIL)"
-
-
-def is_over() -> bool:
-    """Whether jobs and test programs that have not begun are to be skipped, and named: then what runs ends in time."""
-    until = os.environ.get("OVERLACE_CI_UNTIL")  # seconds since the epoch; .ci/run says it
-    return until is not None and time.time() >= float(until)
 
 
 def step(name: str, done: Done) -> Case:

@@ -42,12 +42,15 @@ COMMIT_SANITIZER_ENV = {**SANITIZER_ENV, "GTEST_FILTER": "-" + ":".join((*SWEEPS
 # The unit tests that start threads; not unit_gnn, whose four minutes under the thread sanitizer were run by hand
 # (docs/results/weekly.md). In the others it has nothing to see.
 C_TESTS = ("c_bad_input", "c_given", "c_ranks", "c_schedule")
-THREADED_UNITS = (*C_TESTS, "unit_base", "unit_exec", "unit_model", "unit_plan", "unit_runtime")
+THREADED_UNITS = (
+    *C_TESTS,
+    *("unit_base", "unit_exec", "unit_io", "unit_model", "unit_offload", "unit_plan", "unit_runtime", "unit_train"),
+)
 
 # What job tsan compiles and runs at each commit: each kind of signal and memory, whatever several threads of a rank
 # touch, and an operator of each kind of exchange. Other operators go through the same code: tsan-all, weekly.
 UNDER_TSAN = (
-    *("unit_base", "unit_exec", "unit_runtime", "toy_operator"),
+    *("unit_base", "unit_exec", "unit_offload", "unit_runtime", "toy_operator"),
     *("ranks_barrier", "ranks_counters", "ranks_inbox", "ranks_litmus", "ranks_put", "ranks_signal", "ranks_stripe"),
     *("ranks_abort", "ranks_adopt", "ranks_context", "ranks_end_of_wait", "ranks_meeting", "ranks_team"),
     *("ranks_async_collective", "ranks_collective", "ranks_exec", "ranks_exec_memory", "ranks_plans", "ranks_traffic"),

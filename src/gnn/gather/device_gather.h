@@ -24,7 +24,8 @@ struct DeviceGather {
   int id_bytes = 8;  // 4 or 8
   void* out = nullptr;
   /// A word of the device that holds kNoBadId. It becomes the place of the first id out of range, and while it is
-  /// anything but kNoBadId nothing is gathered. Null: rows of ids out of range are left as they are, all others come.
+  /// anything but kNoBadId nothing is gathered. One word is of calls on one stream. Null: rows of ids out of range are
+  /// left as they are, all others come.
   uint64_t* first_bad = nullptr;
   int device = 0;
   int ctas = 0;  // at most so many; 0: as many as the device runs at a time

@@ -40,6 +40,9 @@ GTEST = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
+os.environ.pop("OVERLACE_CI_UNTIL", None)  # these tests are not to end with the run that they are a part of
+
+
 class ResultsTest(support.TreeTest):
     def test_outcomes_of_a_report(self) -> None:
         self.write("a.xml", GTEST)
@@ -300,13 +303,18 @@ class JobsTest(support.TreeTest):
             self.assertEqual([c.outcome for c in cases], [outcome] * 2)
             self.assertEqual([c.detail for c in cases], [runner.OVER if outcome == SKIPPED else ""] * 2)
 
+    def test_what_runs_when_the_time_is_over_is_stopped(self) -> None:
+        until = time.time() - runner.TO_END_S + 1
+        with unittest.mock.patch.dict("os.environ", {"OVERLACE_CI_UNTIL": str(until)}):
+            done = runner.run(["sleep", "60"])
+        self.assertTrue(done.timed_out)
+        self.assertLess(done.seconds, 30)
+
     def test_what_runs_under_tsan_is_there(self) -> None:
         for name in sanitizers.UNDER_TSAN:
             kind, _, stem = name.partition("_")
-            there = (support.ROOT / "tests/unit" / stem).is_dir() or (
-                support.ROOT / f"tests/{kind}/{stem}_test.cc"
-            ).exists()
-            self.assertTrue(there, name)
+            tests = support.ROOT / "tests" / kind
+            self.assertTrue((tests / stem).is_dir() if kind == "unit" else (tests / f"{stem}_test.cc").exists(), name)
         self.assertLessEqual({n for n in sanitizers.UNDER_TSAN if n.startswith("unit_")}, {*sanitizers.THREADED_UNITS})
 
     def test_the_longest_programs_begin_first(self) -> None:
