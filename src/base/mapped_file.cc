@@ -24,7 +24,7 @@ struct OpenFile {
 
 }  // namespace
 
-Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path) {
+Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path, Reads reads) {
   OpenFile file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) return map_error(path, "open for reading");
   struct stat info {};
@@ -36,6 +36,7 @@ Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path) {
     void* mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
     if (mapped == MAP_FAILED) return map_error(path, "mmap");
     data = static_cast<const char*>(mapped);
+    if (reads == Reads::scattered) (void)::madvise(mapped, size, MADV_RANDOM);  // advice: the bytes are the same
   }
   return std::shared_ptr<MappedFile>(new MappedFile(path, data, size));
 }

@@ -9,10 +9,14 @@
 
 namespace overlace::base {
 
+/// How a file will be read: in_order lets the kernel bring in what lies around a page that is touched, several MiB
+/// where it is set so.
+enum class Reads { in_order, scattered };
+
 /// Read-only mapping of a regular file; pages come in as they are touched.
 class MappedFile {
  public:
-  static Result<std::shared_ptr<MappedFile>> open(const std::string& path);
+  static Result<std::shared_ptr<MappedFile>> open(const std::string& path, Reads reads = Reads::in_order);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

@@ -15,7 +15,7 @@ constexpr size_t kPages = 64, kPageBytes = 4096;
 base::Result<std::string> sampled_fingerprint(const std::string& directory, const std::vector<std::string>& files) {
   std::string sample;
   for (const std::string& name : files) {
-    const auto file = base::MappedFile::open(directory + "/" + name);
+    const auto file = base::MappedFile::open(directory + "/" + name, base::Reads::scattered);
     if (!file.ok()) return base::invalid_argument("{}", file.status().message());
     const std::string_view bytes((*file)->data(), (*file)->size());
     std::string pages;

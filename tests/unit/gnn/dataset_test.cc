@@ -1,17 +1,51 @@
 #include "src/gnn/dataset/dataset.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
 
 #include "src/base/file.h"
 #include "src/gnn/dataset/csc_builder.h"
+#include "src/gnn/dataset/fingerprint.h"
 #include "tests/unit/gnn/scratch.h"
 
 namespace overlace::gnn {
 namespace {
+
+/// Pages of a file that the kernel has in memory.
+int64_t cached_pages(int fd, size_t bytes) {
+  const size_t pages = bytes / 4096;
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+  std::vector<unsigned char> is_there(pages);
+  EXPECT_EQ(::mincore(mapped, bytes, is_there.data()), 0);
+  ::munmap(mapped, bytes);
+  return std::count_if(is_there.begin(), is_there.end(), [](unsigned char page) { return page % 2 == 1; });
+}
+
+// Read-ahead of the kernel, up to 8 MiB a page, would bring in all of a file to look at 65 pages of it.
+TEST(Fingerprint, ReadsWhatItSamples) {
+  constexpr size_t kBytes = size_t{64} << 20;
+  const Scratch scratch;
+  ASSERT_TRUE(base::write_file(scratch.path("features"), std::string(kBytes, 'x')).ok());
+  const int fd = ::open(scratch.path("features").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(::fsync(fd), 0);
+  (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  const int64_t before = cached_pages(fd, kBytes);
+  if (before > 64) {
+    ::close(fd);
+    GTEST_SKIP() << before << " pages stay in memory on this file system";
+  }
+  EXPECT_TRUE(sampled_fingerprint(scratch.path(), {"features"}).ok());
+  EXPECT_LE(cached_pages(fd, kBytes), before + 2 * 65);
+  ::close(fd);
+}
 
 /// Four vertices, five edges, rows of three numbers: small, but each part differs from the others.
 class DatasetTest : public testing::Test {
