@@ -58,16 +58,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=0.64, help="accuracy to reach")
     parser.add_argument("--compute-ms", type=float, default=2, help="assumed of a batch there")
     parser.add_argument("--time-pace", default="256MiB", help="per second, of the disk that is assumed there")
-    parser.add_argument("--cases", default=",".join(CASES), help="that are written")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--work", help="directory on the disk that is measured (default: a new one, removed after)")
-    parser.add_argument("--git", help="commit in the records (default: that of this checkout)")
-    parser.add_argument("--out", required=True)
-    options = parser.parse_args(words)
-    unknown = set(options.cases.split(",")) - set(CASES)
-    if unknown:
-        parser.error(f"--cases has {', '.join(sorted(unknown))}, wanted some of {', '.join(CASES)}")
-    return options
+    return ooc.parsed(parser, words, CASES)
 
 
 def sampled(options: argparse.Namespace, dataset: gnn.Dataset, path: Path, fanouts: str, size: int) -> gnn.Artefact:

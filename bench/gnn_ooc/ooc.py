@@ -49,6 +49,20 @@ LIKE_SEEDS, LIKE_BATCHES = 0.15, 600  # share of the vertices, and batches of a 
 WAYS = {"static_packs": ("static", "shuffle"), "overlace": ("belady", "fixed")}
 
 
+def parsed(parser: argparse.ArgumentParser, words: list[str] | None, cases: tuple[str, ...]) -> argparse.Namespace:
+    """With what the benches that write some of their cases have alike."""
+    parser.add_argument("--cases", default=",".join(cases), help="that are written")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--work", help="directory on the disk that is measured (default: a new one, removed after)")
+    parser.add_argument("--git", help="commit in the records (default: that of this checkout)")
+    parser.add_argument("--out", required=True)
+    options = parser.parse_args(words)
+    unknown = set(options.cases.split(",")) - set(cases)
+    if unknown:
+        parser.error(f"--cases has {', '.join(sorted(unknown))}, wanted some of {', '.join(cases)}")
+    return options
+
+
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", type=int, default=2**18)
@@ -65,19 +79,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--superbatch", type=int, default=row_ways.SUPERBATCH, help="batches that ginex_like knows")
     parser.add_argument("--overlap-repeats", type=int, default=3, help="of training as fast as the disk that is played")
     parser.add_argument("--played-ms", type=float, default=10, help="of a batch, of the trainer that is played")
-    parser.add_argument("--cases", default=",".join(CASES), help="that are written")
     parser.add_argument("--pace", default="256MiB", help="per second, of the slower disk that is played")
     parser.add_argument("--pace-repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of torch; more wait for each other on a busy machine")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--work", help="directory on the disk that is measured (default: a new one, removed after)")
-    parser.add_argument("--git", help="commit in the records (default: that of this checkout)")
-    parser.add_argument("--out", required=True)
-    options = parser.parse_args(words)
-    unknown = set(options.cases.split(",")) - set(CASES)
-    if unknown:
-        parser.error(f"--cases has {', '.join(sorted(unknown))}, wanted some of {', '.join(CASES)}")
-    return options
+    return parsed(parser, words, CASES)
 
 
 def command(*words: str, group: tuple[str, ...] = ("gnn",)) -> Any:

@@ -405,6 +405,7 @@ TEST(GpuGroupedGemm, DISABLED_Takes) {
   }
 }
 
+/// Disabled for the same reason.
 TEST(GpuGroupedWgrad, DISABLED_Takes) {
   OVERLACE_NEED_GPUS(1);
   EXPECT_CUDA(cudaSetDevice(0));
