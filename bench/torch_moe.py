@@ -2,10 +2,11 @@
 
 `overlace bench moe` starts it; by hand, with torchrun's variables and the package in PYTHONPATH:
     torchrun --nproc-per-node 2 bench/torch_moe.py --set canonical --out records.jsonl
-torch: all_to_all_single with splits that are known before the call, grouped_mm, index operations; torch_graph: the same
-replayed from a CUDA graph; torch_exchanged: the splits are exchanged and brought to the host in every call; overlace:
-eager; overlace_graph: replayed from a CUDA graph; compute: the grouped GEMMs of the same rows, which already lie with
-their experts. What is missing is a record with the reason.
+torch: all_to_all_single with splits that are known before the call, grouped_mm, index operations; torch_graph: the
+same replayed from a CUDA graph; torch_exchanged: the splits are exchanged and brought to the host in every call;
+overlace: eager; overlace_graph: replayed from a CUDA graph; serial_graph, fused_graph: the same by one family;
+compute: the grouped GEMMs of the same rows, which already lie with their experts. What is missing is a record with
+the reason.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # Multicast objects are never made, neither by symmetric memory nor by NCCL; both are read when torch is loaded.
 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
@@ -101,7 +103,7 @@ def package() -> ModuleType:
     return overlace
 
 
-def by_overlace(w: Layer) -> Call:
+def by_overlace(w: Layer, family: str = "auto") -> Call:
     """The first call is made here: it takes memory on all ranks, outside of captures."""
     overlace = package()
     case, experts = w.case, w.experts.int()
@@ -109,7 +111,8 @@ def by_overlace(w: Layer) -> Call:
 
     def call(i: int) -> torch.Tensor:
         matrices = (w.w1[i], w.w2[i])
-        return overlace.ops.moe(w.x[i], experts, w.weights, *matrices, num_experts=case.experts, max_tokens=most)
+        sizes: dict[str, Any] = {"num_experts": case.experts, "max_tokens": most, "family": family}
+        return overlace.ops.moe(w.x[i], experts, w.weights, *matrices, **sizes)
 
     try:
         w.team = w.team or overlace.init(timeout_s=OVERLACE_TIMEOUT_S)
@@ -119,8 +122,8 @@ def by_overlace(w: Layer) -> Call:
     return call
 
 
-def by_overlace_graph(w: Layer) -> Call:
-    return captured(w, by_overlace)
+def by_overlace_graph(family: str) -> Callable[[Layer], Call]:
+    return lambda w: captured(w, lambda layer: by_overlace(layer, family))
 
 
 COMPETITORS: dict[str, Callable[[Layer], Call]] = {
@@ -128,7 +131,9 @@ COMPETITORS: dict[str, Callable[[Layer], Call]] = {
     "torch_graph": by_torch_graph,
     "torch_exchanged": by_torch_exchanged,
     "overlace": by_overlace,
-    "overlace_graph": by_overlace_graph,
+    "overlace_graph": by_overlace_graph("auto"),
+    "serial_graph": by_overlace_graph("serial"),
+    "fused_graph": by_overlace_graph("fused"),
     "compute": compute,
     "torch_wrong": lambda w: spoiled(by_torch(w)),  # torch with one element changed: it must be refused
 }

@@ -1,5 +1,6 @@
-# overlace_instances(<variable> <table> <folder>): the units of kernels, one for each row of the table; <folder> has
-# <kernel>_kernel.cuh. They are written into the build folder where their text is not there already.
+# overlace_instances(<variable> <table> <folder>): the units of kernels, one for each row of the table; <folder> or
+# src/ops/<kernel>/cuda has <kernel>_kernel.cuh. They are written into the build folder where their text is not there
+# already.
 function(overlace_instances variable table folder)
   set(table ${PROJECT_SOURCE_DIR}/${table})
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -12,8 +13,12 @@ function(overlace_instances variable table folder)
     set(config ${CMAKE_MATCH_2})
     string(TOUPPER ${kernel} macro)
     set(unit ${PROJECT_BINARY_DIR}/instances/${kernel}_${config}.cu)
+    set(place ${folder})
+    if(EXISTS ${PROJECT_SOURCE_DIR}/src/ops/${kernel}/cuda/${kernel}_kernel.cuh)
+      set(place src/ops/${kernel}/cuda)
+    endif()
     file(CONFIGURE OUTPUT ${unit}
-         CONTENT "#include \"${folder}/${kernel}_kernel.cuh\"\nOVERLACE_${macro}_UNIT(${config})\n")
+         CONTENT "#include \"${place}/${kernel}_kernel.cuh\"\nOVERLACE_${macro}_UNIT(${config})\n")
     list(APPEND units ${unit})
   endforeach()
   set(${variable} ${units} PARENT_SCOPE)

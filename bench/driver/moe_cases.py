@@ -11,7 +11,8 @@ import draws
 
 # Competitors, of bench/torch_moe.py.
 COMPUTE = "compute"  # the experts' GEMMs alone
-NAMES = ("torch", "torch_graph", "torch_exchanged", "overlace", "overlace_graph", COMPUTE)
+FAMILIES = ("serial_graph", "fused_graph")  # of overlace, forced
+NAMES = ("torch", "torch_graph", "torch_exchanged", "overlace", "overlace_graph", *FAMILIES, COMPUTE)
 ROUTINGS = ("uniform", "zipf")
 ZIPF = 1.2  # of the experts in an order of chance: the i-th is wanted as 1 / i^1.2
 

@@ -27,6 +27,7 @@ typedef struct ovl_moe {
   double capacity_factor;      /* 0: nothing is dropped */
   const int64_t* expert_begin; /* ranks + 1 entries; null: floor(r E / R) */
   int64_t max_tokens;          /* GPUs: the most tokens of a rank in any call, equal on all ranks; CPU ranks: 0 */
+  const char* family;          /* GPUs: auto, serial or fused, as overlace::ops::MoeSpec has it; null: auto */
 } ovl_moe;
 
 /* overlace::ops::MoeGradArgs, besides the layer. */
@@ -53,7 +54,7 @@ typedef struct ovl_moe_router {
 /* Runs the layer. Collective. `load` takes, for each expert of this rank, the copies that it computed, and `dropped`
  * the copies of this rank's tokens beyond the capacity; both may be null. On CPU ranks it is complete on return, and a
  * rank that cannot make the call gives all ranks the error. On GPUs it is queued, `load` and `dropped` are memory of
- * the device, and the first call of each size (H, I, E, k, dtype, expert_begin, max_tokens) makes an
+ * the device, and the first call of each size (H, I, E, k, dtype, expert_begin, max_tokens, family) makes an
  * overlace::ops::MoeContext that the channel keeps: outside captures, in the same order on all ranks. */
 int ovl_moe_run(ovl_channel* channel, const ovl_moe* layer, int64_t* load, int64_t* dropped);
 /* Computes the gradients of a layer that was run; layer->out is not looked at. Collective, as ovl_moe_run; on GPUs the

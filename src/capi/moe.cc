@@ -54,17 +54,18 @@ base::Status read_layer(std::string_view call, const ovl_moe* from, int ranks, o
 }
 
 /// That of the channel for calls of this size. Collective where there is none yet.
-ops::MoeContext& context_for(ChannelObject& object, const ops::MoeArgs& args, int64_t max_tokens, bool gradients) {
+ops::MoeContext& context_for(ChannelObject& object, const ops::MoeArgs& args, const ovl_moe& layer, bool gradients) {
   const auto extent = [](const TensorView& t, int ndim, int dim) { return t.ndim == ndim ? t.dim(dim) : 0; };
   const ops::MoeSpec spec{
-      .max_tokens = max_tokens,
+      .max_tokens = layer.max_tokens,
       .hidden = extent(args.x, 2, 1),
       .inter = extent(args.w2, 3, 2),
       .num_experts = args.num_experts,
       .top_k = static_cast<int>(extent(args.idx, 2, 1)),
       .dtype = args.x.dtype,
       .expert_begin = ops::moe::begin_of(args.expert_begin, args.num_experts, object.channel->team().size()),
-      .gradients = gradients};
+      .gradients = gradients,
+      .family = layer.family == nullptr ? "auto" : layer.family};
   const auto known = std::find_if(object.moe_contexts.begin(), object.moe_contexts.end(),
                                   [&](const ops::MoeContext& one) { return one.spec() == spec; });
   if (known != object.moe_contexts.end()) return *known;
@@ -81,8 +82,7 @@ int ovl_moe_run(ovl_channel* channel, const ovl_moe* layer, int64_t* load, int64
     ops::MoeArgs args;
     OVERLACE_TRY(read_layer("ovl_moe_run", layer, object->channel->team().size(), &args));
     if (object->owner->runtime->backend() == Backend::cuda_peer) {
-      ops::run(context_for(*object, args, layer->max_tokens, /*gradients=*/false), args,
-               {.load = load, .dropped = dropped});
+      ops::run(context_for(*object, args, *layer, /*gradients=*/false), args, {.load = load, .dropped = dropped});
       return {};
     }
     const ops::MoeReport report = ops::run(*object->channel, args);
@@ -108,7 +108,7 @@ int ovl_moe_run_grad(ovl_channel* channel, const ovl_moe* layer, const ovl_moe_g
                                                {"grad.db1", grad->db1, &args.db1},
                                                {"grad.db2", grad->db2, &args.db2}}));
     if (object->owner->runtime->backend() == Backend::cuda_peer) {
-      ops::run(context_for(*object, args.layer, layer->max_tokens, /*gradients=*/true), args);
+      ops::run(context_for(*object, args.layer, *layer, /*gradients=*/true), args);
     } else {
       ops::run(*object->channel, args);
     }

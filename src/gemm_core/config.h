@@ -25,7 +25,8 @@ inline constexpr uint32_t kTicketSlots = 16, kPushSlots = 8;
 /// matrices, of which a tile takes the one of its shard; of 2 each matrix is two halves, a gate's rows and those of
 /// what it is for, which a tile takes in turn, so that gated.cuh finds them beside each other. `groups_k`: A (K, M) and
 /// B (K, N) are rows of groups, and C a stack of matrices: those of shard s are sums over the rows of group s
-/// (GemmParams::groups). `stores_fp32`: sums are stored as they are.
+/// (GemmParams::groups). `stores_fp32`: sums are stored as they are. `chained`: items are of two products, whose
+/// matrices are two stacks (ChainedParams): what the first gives is A of the second, whose matrices are not halves.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;
@@ -33,7 +34,7 @@ struct ConfigSpec {
   int stages = 4, store_buffers = 2, split_k = 1, groups_per_tile = kConsumerGroups;
   bool swaps_ab = false;
   int halves = 0;
-  bool groups_k = false, stores_fp32 = false;
+  bool groups_k = false, stores_fp32 = false, chained = false;
 
   /// Consumer warpgroups that take tiles in ping-pong; 1: they share each tile.
   constexpr int pingpong() const { return kConsumerGroups / groups_per_tile; }
@@ -102,8 +103,9 @@ constexpr bool is_valid(const ConfigSpec& c) {
   const bool stack = c.halves == 0 || (c.halves <= (c.b_major == BMajor::k ? 2 : 1) && c.cluster_m == 1 && !c.swaps_ab);
   const bool grouped =
       !c.groups_k || (c.b_major == BMajor::n && c.cluster() == 1 && c.halves == 0 && c.pingpong() == 1);
+  const bool chain = !c.chained || (c.halves == 2 && !c.stores_fp32);
   const bool wide = !c.stores_fp32 || (c.tile_n % 32 == 0 && !c.swaps_ab && c.halves != 2);
-  return tile && fits && cluster && split && major && stack && grouped && wide &&
+  return tile && fits && cluster && split && major && stack && grouped && chain && wide &&
          (c.dtype == DType::bf16 || c.dtype == DType::fp16) && c.stages >= 2 && c.store_buffers >= 1 &&
          dynamic_shared_bytes(c) <= kSharedLimit;
 }

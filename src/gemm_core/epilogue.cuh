@@ -138,9 +138,19 @@ __device__ void store_tiles(const GemmParams& p, const Cta<Config>& cta, uint32_
   Ring<kBuffers> ring;
   bool is_first_round = true;
   int32_t dealt = cta.first_tile(group);
+  Tile untold;
+  bool is_untold = false;  // a tile whose stores are on their way
+  const auto tell = [&] {
+    ptx::bulk_wait<0>();
+    signal.done(untold);
+    is_untold = false;
+  };
   for (uint32_t ordinal = 0;; ++ordinal, dealt += cta.tile_step()) {
     Taken taken;
     if constexpr (Tickets::kDraws) {
+      if constexpr (SignalDone::kMayWait) {
+        if (is_untold && !ptx::mbarrier_test_wait(staging.staged(ring.slot), ring.parity)) tell();
+      }
       wait_barrier(staging.staged(ring.slot), ring.parity, deadline);
       taken = taken_of(cta, ordinal, deadline);
     } else if (dealt < p.num_tiles) {
@@ -161,11 +171,19 @@ __device__ void store_tiles(const GemmParams& p, const Cta<Config>& cta, uint32_
       ptx::bulk_wait_read<kBuffers - 1>();
       if (!is_first_round) ptx::mbarrier_arrive(staging.freed(ring.slot));
     }
-    if constexpr (SignalDone::kNeedsCompletion) {
+    if constexpr (SignalDone::kMayWait) {
+      if (is_untold) {
+        ptx::bulk_wait<Config::kBlocksM * Staging<Config>::kPieces>();
+        signal.done(untold);
+      }
+      untold = tile;
+      is_untold = true;
+    } else if constexpr (SignalDone::kNeedsCompletion) {
       ptx::bulk_wait<0>();
       signal.done(tile);
     }
   }
+  if (is_untold) tell();
   ptx::bulk_wait_read<0>();
 }
 

@@ -46,6 +46,16 @@ __device__ __forceinline__ Tile tile_of(const GemmParams& p, const Cta<Config>& 
   return t;
 }
 
+/// Whether an item is of the second of two products.
+template <class Config>
+__device__ __forceinline__ bool is_second(const GemmParams& p, const TileCoord& at) {
+  if constexpr (Config::kSpec.chained) {
+    return at.shard >= static_cast<const ChainedParams&>(p).first_shard;
+  } else {
+    return false;
+  }
+}
+
 /// A (kTileM, kTileK): whole, or this CTA's part of the rows, to all CTAs that share them. M-contiguous: boxes of 64 of
 /// M.
 template <class Config>
@@ -88,9 +98,15 @@ __device__ __forceinline__ void load_b(const CUtensorMap* map, const Cta<Config>
 
 /// Loads B of a stack, (matrices, N, halves, K), or boxes of 64 columns of (matrices, K, 1, N).
 template <class Config>
-__device__ __forceinline__ void load_b_of_stack(const CUtensorMap* map, const Cta<Config>& cta, uint32_t stage,
+__device__ __forceinline__ void load_b_of_stack(const GemmParams& p, const Cta<Config>& cta, uint32_t stage,
                                                 const Tile& tile, int32_t k) {
-  if constexpr (Config::kBTransposed) {
+  const CUtensorMap* const map = &p.b;
+  if constexpr (Config::kSpec.chained) {
+    const auto& both = static_cast<const ChainedParams&>(p);
+    const bool second = is_second<Config>(p, tile.at);
+    ptx::load_box(cta.b(stage), second ? &both.second_b : map, k, 0, second ? tile.col : tile.col / 2,
+                  second ? tile.at.shard - both.first_shard : tile.at.shard, cta.full(stage));
+  } else if constexpr (Config::kBTransposed) {
 #pragma unroll
     for (int box = 0; box < Config::kTileN / 64; ++box)
       ptx::load_box(cta.b(stage) + box * kTileK * 128, map, tile.col + box * 64, 0, k, tile.at.shard, cta.full(stage));
@@ -112,6 +128,15 @@ template <class Config>
 __device__ __forceinline__ Depth depth_of_all(const GemmParams& p, const Cta<Config>& cta) {
   return {Config::kSplitK == 1 ? 0 : cta.k_in_cluster * p.k_blocks, p.k_blocks, kTileK};
 }
+/// That of an item whose depth all roles know.
+template <class Config>
+__device__ __forceinline__ Depth depth_of(const GemmParams& p, const Cta<Config>& cta, const TileCoord& at) {
+  if constexpr (Config::kSpec.chained) {
+    return {0, is_second<Config>(p, at) ? static_cast<const ChainedParams&>(p).second_k_blocks : p.k_blocks, kTileK};
+  } else {
+    return depth_of_all(p, cta);
+  }
+}
 /// The load thread, which tells the consumers.
 template <class Config>
 __device__ __forceinline__ Depth tell_depth(const GemmParams& p, const Cta<Config>& cta, const Tile& tile,
@@ -121,7 +146,7 @@ __device__ __forceinline__ Depth tell_depth(const GemmParams& p, const Cta<Confi
     ptx::store_word(cta.depth(slot), static_cast<uint32_t>(words.y));
     return depth_of_group({words.x, words.y});
   } else {
-    return depth_of_all(p, cta);
+    return depth_of(p, cta, tile.at);
   }
 }
 /// Consumers, once a stage of item `ordinal` is full.
@@ -129,6 +154,8 @@ template <class Config>
 __device__ __forceinline__ Depth hear_depth(const GemmParams& p, const Cta<Config>& cta, uint32_t ordinal) {
   if constexpr (Config::kSpec.groups_k) {
     return depth_of_group({0, static_cast<int32_t>(ptx::load_word(cta.depth(ordinal % kTicketSlots)))});
+  } else if constexpr (Config::kSpec.chained) {
+    return depth_of(p, cta, taken_of(cta, ordinal, {}).item.at);
   } else {
     return depth_of_all(p, cta);
   }
@@ -149,7 +176,7 @@ __device__ __forceinline__ void open_stage(const GemmParams& p, const Cta<Config
   if constexpr (Config::kSpec.swaps_ab) {
     load_a(&p.a, cta, stage, tile.row, k * kTileK);
   } else if constexpr (Config::kSpec.halves != 0) {
-    load_b_of_stack(&p.b, cta, stage, tile, k * kTileK);
+    load_b_of_stack(p, cta, stage, tile, k * kTileK);
   } else {
     load_b(&p.b, cta, stage, tile.col, k * kTileK);
   }
@@ -196,7 +223,8 @@ __device__ void load_tiles(const GemmParams& p, const Cta<Config>& cta, const Ti
   if constexpr (WaitInput::kWaits) {
     if (const Taken next = items.next(); !next.is_end) {
       const Tile first = tile_of(p, cta, next.item);
-      const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
+      const int32_t blocks = depth_of(p, cta, next.item.at).blocks;
+      const int32_t most = blocks < Config::kStages ? blocks : Config::kStages;
       for (; opened < most; ++opened) open_stage(p, cta, static_cast<uint32_t>(opened), first, first_k + opened);
     }
   }

@@ -27,6 +27,12 @@ struct GemmParams {
   uint64_t timeout_ns;
 };
 
+/// Two products in one list of items: shards from `first_shard` on are matrices of the second stack.
+struct ChainedParams : GemmParams {
+  CUtensorMap second_a, second_b, second_c;
+  int32_t second_k_blocks, first_shard;
+};
+
 // ---- which CTA takes which item of work ----
 
 /// Cluster c takes items c, c + clusters, and so on. Items wait for nobody.

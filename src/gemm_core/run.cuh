@@ -5,12 +5,13 @@
 
 namespace overlace::gemm_core {
 
-/// Registers of a thread; 128 producers and 256 consumers share 64 K. The order of tiles takes more than 40.
+/// Registers of a thread; 128 producers and 256 consumers share 64 K. The order of tiles takes more than 40. Who moves
+/// rows all the while has many of them under way.
 struct Registers {
   int producer, consumer;
 };
-constexpr Registers registers(bool pushes, bool loads) {
-  return pushes ? Registers{72, 208} : loads ? Registers{72, 216} : Registers{56, 224};
+constexpr Registers registers(bool pushes, bool loads, bool moves) {
+  return moves ? Registers{144, 176} : pushes ? Registers{72, 208} : loads ? Registers{72, 216} : Registers{56, 224};
 }
 
 /// The place of this cluster in the grid, before the next grid may start: so a counter serves all calls of a stream.
@@ -102,7 +103,7 @@ __device__ __forceinline__ void multiply_all(const GemmParams& p, const Cta<Conf
     if constexpr (Reduce::kReduces) reduce.template add<Config>(sums, cta, group, item, operands, deadline);
     if (!cta.stores(group)) continue;
     if constexpr (StoreOutput::kGates) {
-      if (store.is_gated()) {
+      if (store.is_gated(item)) {
         stage_tile<Config>(sums, staging, results, deadline, write_gated<Config>);
         continue;
       }
@@ -139,7 +140,7 @@ __device__ __forceinline__ void work_all(const GemmParams& p, const Cta<Config>&
       reduce.template add<Config>(sums, cta, group, item, operands, deadline);
     if (!cta.stores(group)) continue;
     if constexpr (StoreOutput::kGates) {
-      if (store.is_gated()) {
+      if (store.is_gated(item)) {
         stage_tile<Config>(sums, staging, results, deadline, write_gated<Config>);
         continue;
       }
@@ -149,13 +150,14 @@ __device__ __forceinline__ void work_all(const GemmParams& p, const Cta<Config>&
 }
 
 /// All threads of the CTA. Warps of the first warpgroup: 0 loads, 1 watches for what `reduce` waits for, 2 and 3 store
-/// what consumers 0 and 1 staged; 1 to 3 first push, where `push` does.
+/// what consumers 0 and 1 staged; 1 to 3 first push, where `push` does. Where it moves rows, 1 does so all the while,
+/// and consumers do when there are no products any more.
 template <class Config, class Tickets, class WaitInput, class StoreOutput, class SignalDone, class Push, class Reduce>
 __device__ __forceinline__ void run(const GemmParams& p, const Tickets& tickets, WaitInput wait, StoreOutput store,
                                     SignalDone signal, Push push, Reduce reduce) {
   static_assert(Tickets::kDraws || !Reduce::kLoads);
   extern __shared__ uint8_t dynamic_shared[];
-  constexpr Registers kRegisters = registers(Push::kPushes, Reduce::kLoads);
+  constexpr Registers kRegisters = registers(Push::kPushes, Reduce::kLoads, Push::kMoves);
   const Cta<Config> cta = set_up<Config>(ptx::shared_address(dynamic_shared), tickets);
   const uint32_t warp = threadIdx.x / 32;
   ptx::let_next_grid_start();
@@ -168,7 +170,7 @@ __device__ __forceinline__ void run(const GemmParams& p, const Tickets& tickets,
       wait.end();
       reduce.end();
     } else {
-      push.run(cta);
+      if (!Push::kMoves || warp == 1) push.run(cta);
       if (warp == 1) {
         if constexpr (Reduce::kLoads) reduce.watch(p, cta);
       } else {
@@ -192,6 +194,7 @@ __device__ __forceinline__ void run(const GemmParams& p, const Tickets& tickets,
     } else {
       multiply_all<Config>(p, cta, group, staging, store, reduce, operands, results, deadline);
     }
+    if constexpr (Push::kMoves) push.help(cta);
   }
   // NOTE: nobody leaves while another CTA of the cluster may still arrive at its barriers.
   if constexpr (Config::kCluster > 1) ptx::cluster_sync_relaxed();

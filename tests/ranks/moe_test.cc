@@ -250,6 +250,8 @@ TEST(MoeContexts, RefuseOnAllRanksWhatTheyCannotHold) {
         {[](ops::MoeSpec& spec) { spec.inter = 0; }, "moe_open: inter is 0, wanted at least 1; rank 1"},
         {[](ops::MoeSpec& spec) { spec.top_k = 33; }, "moe_open: top_k is 33, wanted at most 32; rank 1"},
         {[](ops::MoeSpec& spec) { spec.num_experts = 0; }, "moe_open: num_experts is 0, wanted 1 to 8192; rank 1"},
+        {[](ops::MoeSpec& spec) { spec.family = "library"; },
+         "moe_open: family is library, wanted auto, serial or fused; rank 1"},
         {[](ops::MoeSpec& spec) {
            spec.expert_begin = {0, 4};
          },

@@ -64,6 +64,7 @@ struct MoeSpec {
   DType dtype = DType::bf16;
   std::vector<int64_t> expert_begin{};  // as MoeArgs has it
   bool gradients = false;               // whether calls may be of gradients, too
+  std::string family = "auto";          // auto | serial | fused: how GPUs run the layer; equal bits
 
   friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
 };
@@ -104,10 +105,10 @@ class MoeContext {
 };
 
 /// Runs the layer in stream order. Collective. On CPU ranks it is run(channel, args). On GPUs: bf16 or fp16, H and I
-/// multiples of 8, gated by silu, no biases; nothing overlaps yet. Rounded where run(channel, args) rounds, but that
-/// the weight of a copy multiplies what is gated before the gate does. On GPUs a rank that throws InvalidArgument or
-/// Unsupported has queued nothing, and its peers wait for it up to the deadline; and that ranks give the same
-/// capacity_factor is not checked.
+/// multiples of 8, gated by silu, no biases; MoeSpec::family says how, auto what was faster where it was measured.
+/// Rounded where run(channel, args) rounds, but that the weight of a copy multiplies what is gated before the gate
+/// does. On GPUs a rank that throws InvalidArgument or Unsupported has queued nothing, and its peers wait for it up to
+/// the deadline; and that ranks give the same capacity_factor is not checked.
 void run(MoeContext& context, const MoeArgs& args, const MoeCounts& counts = {});
 
 /// The gradients of that forward, of which nothing was kept: experts compute their hidden layer again. Shapes of the

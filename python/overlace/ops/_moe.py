@@ -35,6 +35,7 @@ class _Layer(_Sized):
         ("capacity_factor", c.c_double),
         ("expert_begin", c.POINTER(c.c_int64)),
         ("max_tokens", c.c_int64),
+        ("family", c.c_char_p),
     )
 
 
@@ -95,6 +96,7 @@ class _Call:
             capacity_factor=fields["capacity_factor"],
             expert_begin=(c.c_int64 * wanted)(*begin) if begin else None,
             max_tokens=fields["max_tokens"],
+            family=fields["family"].encode(),
         )
 
     def run(self, function: str, *arguments: object) -> None:
@@ -109,7 +111,8 @@ class _Call:
 
 
 def _fields(options: Mapping[str, Any], num_experts: int) -> dict[str, Any]:
-    given = {"activation": "silu", "gated": True, "capacity_factor": 0.0, "expert_begin": (), "max_tokens": 0}
+    given: dict[str, Any] = {"activation": "silu", "gated": True, "capacity_factor": 0.0, "expert_begin": ()}
+    given |= {"max_tokens": 0, "family": "auto"}
     return given | dict(options) | {"num_experts": num_experts}
 
 
@@ -126,7 +129,10 @@ def _forward(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
     return out, load, dropped
 
 
-_OPTIONS = 'str activation="silu", bool gated=True, float capacity_factor=0.0, int[] expert_begin=[], int max_tokens=0'
+_OPTIONS = (
+    'str activation="silu", bool gated=True, float capacity_factor=0.0, int[] expert_begin=[], int max_tokens=0, '
+    'str family="auto"'
+)
 _TENSORS = "Tensor x, Tensor idx, Tensor weights, Tensor w1, Tensor w2, Tensor? b1, Tensor? b2"
 
 _op = torch.library.custom_op(
@@ -292,6 +298,7 @@ def moe(
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
     max_tokens: int = ...,
+    family: str = ...,
     num_tokens: torch.Tensor | int | None = ...,
     return_load: Literal[False] = ...,
     group: object = ...,
@@ -314,6 +321,7 @@ def moe(
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
     max_tokens: int = ...,
+    family: str = ...,
     num_tokens: torch.Tensor | int | None = ...,
     return_load: Literal[True],
     group: object = ...,
@@ -335,6 +343,7 @@ def moe(
     capacity_factor: float = 0.0,
     expert_begin: Sequence[int] | None = None,
     max_tokens: int = 0,
+    family: str = "auto",
     num_tokens: torch.Tensor | int | None = None,
     return_load: bool = False,
     group: object = None,
@@ -366,6 +375,7 @@ def moe(
     expert_begin: ranks + 1 numbers, the same on all ranks: rank r owns experts [r] to [r + 1]; None: [r] is
         floor(r E / ranks).
     max_tokens: GPUs: the most tokens of a rank in any call, the same on all ranks; CPU ranks take any number.
+    family: GPUs: "serial", kernel after kernel; "fused", one behind routing, with equal bits; "auto": the faster.
     num_tokens: how many rows of x are tokens, an int or an integer tensor on the device of x, which a captured call
         reads at each replay; the rows behind them are padding, whatever they hold: they get zeros, and have no
         gradients. None: all. The capacity is that of all rows.
@@ -392,7 +402,7 @@ def moe(
         weights = weights.float()
     arguments = (x, idx, weights, w1, w2, b1, b2, num_experts, group_name(group))
     options: dict[str, Any] = {"activation": activation, "gated": gated, "capacity_factor": capacity_factor}
-    options |= {"expert_begin": list(expert_begin or ()), "max_tokens": max_tokens}
+    options |= {"expert_begin": list(expert_begin or ()), "max_tokens": max_tokens, "family": family}
     op: Callable[..., Any] = torch.ops.overlace.moe.default
     out, load, dropped = run(op, arguments, options, (x, weights, w1, w2, b1, b2))
     if len(rows) > 1:

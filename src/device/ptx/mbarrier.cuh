@@ -26,7 +26,19 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Acquire at CTA scope, and of the bytes of bulk copies. The hardware may hold the thread for a while before it says
+/// Acquire at CTA scope, and of the bytes of bulk copies; says at once whether the phase is over.
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+/// The same. The hardware may hold the thread for a while before it says
 /// no. A cluster-scope acquire would empty the L1 cache.
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;

@@ -28,7 +28,7 @@ struct StorePlain {
 };
 
 struct SignalNone {
-  static constexpr bool kNeedsCompletion = false;
+  static constexpr bool kNeedsCompletion = false, kMayWait = false;
   __device__ __forceinline__ void done(const Tile&) {}
 };
 
@@ -40,7 +40,7 @@ struct ReduceNone {
 };
 
 struct PushNone {
-  static constexpr bool kPushes = false;
+  static constexpr bool kPushes = false, kMoves = false;
   template <class Config>
   __device__ __forceinline__ void run(const Cta<Config>&) {}
 };

@@ -16,7 +16,7 @@ using namespace gemm_core;
 #undef INSTANCE
 
 /// What a config is compiled into.
-enum class Kernel { gather, scatter, one_shot, gather_one_shot, grouped, wgrad };
+enum class Kernel { gather, scatter, one_shot, gather_one_shot, grouped, moe, wgrad };
 
 /// A row of instances.def. All fused kernels are there for bf16 and fp16, gather and scatter for B of (N, K) and (K,
 /// N), those of small M for (N, K).

@@ -2,6 +2,8 @@
 #include "src/ops/moe/context.h"
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "overlace/ops/moe.h"
@@ -32,6 +34,8 @@ struct MoeContext::State {
 
 namespace {
 
+constexpr std::string_view kFamilies[] = {"auto", "serial", "fused"};
+
 base::Status check_spec(const Site& site, const MoeSpec& spec, int ranks) {
   const auto at_least = [&](const char* name, int64_t got, int64_t least) {
     return got >= least ? base::Status() : refuse(site, "{} is {}, wanted at least {}", name, got, least);
@@ -43,16 +47,19 @@ base::Status check_spec(const Site& site, const MoeSpec& spec, int ranks) {
   if (spec.top_k > moe::kMostChoices)
     return refuse(site, "top_k is {}, wanted at most {}", spec.top_k, moe::kMostChoices);
   moe::Placement placement;
-  return moe::check_experts(site, spec.num_experts, spec.expert_begin, ranks, &placement);
+  OVERLACE_TRY(moe::check_experts(site, spec.num_experts, spec.expert_begin, ranks, &placement));
+  if (std::find(std::begin(kFamilies), std::end(kFamilies), spec.family) == std::end(kFamilies))
+    return refuse(site, "family is {}, wanted auto, serial or fused", spec.family);
+  return {};
 }
 
 /// Collective.
 base::Status agree_to_open(Channel& channel, const base::Status& mine, const MoeSpec& spec) {
   std::string begin;
   for (const int64_t first : spec.expert_begin) begin += base::format(" {}", first);
-  const std::string text =
-      base::format("max_tokens {} H {} I {} E {} top {} {} experts from{}{}", spec.max_tokens, spec.hidden, spec.inter,
-                   spec.num_experts, spec.top_k, dtype_name(spec.dtype), begin, spec.gradients ? ", gradients" : "");
+  const std::string text = base::format("max_tokens {} H {} I {} E {} top {} {} experts from{}{}, {}", spec.max_tokens,
+                                        spec.hidden, spec.inter, spec.num_experts, spec.top_k, dtype_name(spec.dtype),
+                                        begin, spec.gradients ? ", gradients" : "", spec.family);
   const exec::Agreement all = exec::agree_texts(channel.team(), mine, text);
   OVERLACE_TRY(all.status);
   return exec::agree_outcome(all, "the context of a moe layer", channel.team().name());

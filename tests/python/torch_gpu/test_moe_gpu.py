@@ -55,6 +55,9 @@ def layer(group, dtype):
         assert torch.equal(load, mine(group, experts, total)[0]) and load.is_cuda and dropped.item() == 0
         again = overlace.ops.moe(x, idx.long(), weights, *mine(group, experts, w1, w2), **options)
         assert torch.equal(again, y)
+        for family in ("serial", "fused"):
+            way = overlace.ops.moe(x, idx, weights, *mine(group, experts, w1, w2), family=family, **options)
+            assert torch.equal(way, y)
         none = overlace.ops.moe(x[:0], idx[:0], weights[:0], *mine(group, experts, w1, w2), **options)
         assert none.shape == (0, hidden)
 

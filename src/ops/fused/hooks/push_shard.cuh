@@ -15,7 +15,7 @@ namespace overlace::ops::fused {
 /// they push the same bytes once more, which does no harm before this grid ends; whoever claims a part first tells it.
 template <class Params>
 struct PushShard {
-  static constexpr bool kPushes = true;
+  static constexpr bool kPushes = true, kMoves = false;
   static constexpr uint32_t kWarps = 3, kBarriers = 4;  // nobody gets more than kWarps slabs ahead
   static constexpr uint32_t kLookNs = 40;
   static constexpr uint64_t kStartGraceNs = 20000;

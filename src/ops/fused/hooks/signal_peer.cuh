@@ -9,7 +9,7 @@ namespace overlace::ops::fused {
 
 /// Signals of the store thread, which has waited until its bulk stores were complete.
 struct SignalPeer {
-  static constexpr bool kNeedsCompletion = true;
+  static constexpr bool kNeedsCompletion = true, kMayWait = false;
   const ScatterParams* s;
   const TileOrder* order;
   __device__ __forceinline__ void done(const Tile& tile) {

@@ -11,10 +11,13 @@ struct StoreShard {
   static constexpr bool kGates = true;
   const GatherParams* g;
   const TileOrder* order;
-  __device__ __forceinline__ bool is_gated() const { return g->is_gated; }
+  template <class Item>
+  __device__ __forceinline__ bool is_gated(Item) const {
+    return g->is_gated;
+  }
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void store(const Tile& tile, int32_t row, int32_t col, uint32_t shared) {
-    ptx::store_box(&g->c[tile.at.shard], is_gated() ? col / 2 : col, row - order->row_begin[tile.at.shard], shared);
+    ptx::store_box(&g->c[tile.at.shard], g->is_gated ? col / 2 : col, row - order->row_begin[tile.at.shard], shared);
   }
 };
 

@@ -1,9 +1,8 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "src/base/ceil_div_pod.h"
 #include "src/device/math/swiglu.cuh"
 #include "src/ops/moe/cuda/kernels.h"
+#include "src/ops/moe/cuda/order_pod.h"
+#include "src/ops/moe/cuda/rows.cuh"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/preload.h"
 #include "src/spec/work_order_pod.h"
@@ -14,15 +13,8 @@ namespace {
 using runtime::cuda_peer::cuda_status;
 using runtime::cuda_peer::RegisteredKernel;
 
-constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kPlanThreads = 1024;
 constexpr int kFlight = 4;  // loads of a lane that are under way at a time
-constexpr uint32_t kAll = 0xffffffffu;
-
-template <class T>
-__device__ __forceinline__ T* at(const LayerPod& p, int rank, uint64_t offset) {
-  return reinterpret_cast<T*>(p.heap[rank] + offset);
-}
-__device__ __forceinline__ int32_t lane_of() { return static_cast<int32_t>(threadIdx.x % 32); }
 __device__ __forceinline__ int64_t warp_of_grid() { return int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; }
 __device__ __forceinline__ int64_t warps_of_grid() { return int64_t{gridDim.x} * kWarps; }
 
@@ -111,6 +103,7 @@ __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ 
       }
       at<Entry>(p, p.rank, p.entries)[number] = entry;
     }
+    if (!call.has_readers) continue;
 #pragma unroll 1
     for (int plane = 0; plane < kPlanes; ++plane) {
       const uint4* const from = call.rows[plane] + token * call.row_pitches[plane];
@@ -121,17 +114,41 @@ __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ 
 }
 
 // ---- the pool ----
-// Where the ranks did not meet, as one of them has failed, kernels run on until the host is told, and a peer's heap
-// holds anything: so what peers say is held within bounds before it becomes an address.
+/// Called by a whole warp: the items of an expert's tiles; those of the same columns follow each other, as they take
+/// the same weights.
+__device__ __forceinline__ void list_tiles(uint4* to, int32_t first_row, int32_t rows, int32_t columns, int32_t shard) {
+  for (int32_t i = lane_of(); i < rows * columns; i += 32) {
+    const int32_t column = i / rows, row = i - column * rows;
+    to[i] = {static_cast<uint32_t>(Work::product), static_cast<uint32_t>(first_row + row),
+             static_cast<uint32_t>(column), static_cast<uint32_t>(shard)};
+  }
+}
+/// Called by a whole warp: how many rows are before those of each expert. Returns how many there are.
+__device__ __forceinline__ int32_t place_rows(const int32_t* rows, int32_t experts, int32_t* first) {
+  const int32_t lane = lane_of();
+  int32_t before = 0;
+  for (int32_t some = 0; some < experts; some += 32) {
+    const int32_t own = some + lane < experts ? rows[some + lane] : 0;
+    int32_t sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t left = __shfl_up_sync(kAll, sum, step);
+      if (lane >= step) sum += left;
+    }
+    if (some + lane < experts) first[some + lane] = before + sum - own;
+    before += __shfl_sync(kAll, sum, 31);
+  }
+  return before;
+}
 
 /// Rows of the experts of this rank, from all ranks: expert by expert, from this rank first, then from those behind it
-/// in turn; and the tiles of all products: of an expert those of the same columns follow each other, as they take the
-/// same weights. One block.
-__global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ LayerPod p, int64_t* load,
-                                                        int64_t* dropped) {
+/// in turn; and the tiles of all products. One block.
+__global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(const __grid_constant__ LayerPod p,
+                                                            const __grid_constant__ FlowPod flow, int64_t* load,
+                                                            int64_t* dropped) {
   const int32_t local = local_experts(p), mine = p.begin[p.rank];
   const auto most = static_cast<int32_t>(p.pool_rows), most_tiles = most / kPoolTile;
-  for (auto e = static_cast<int32_t>(threadIdx.x); e < local; e += kThreads) {
+  for (auto e = static_cast<int32_t>(threadIdx.x); e < local; e += kPlanThreads) {
     int32_t sum = 0;
     for (int step = 0; step < p.size; ++step) {
       const int source = (p.rank + step) % p.size;
@@ -161,45 +178,38 @@ __global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ 
     if (lane == 0) begin[0] = 0;
   }
   __syncthreads();
-  for (int32_t e = static_cast<int32_t>(threadIdx.x / 32); e < local; e += kWarps) {
+  for (int32_t e = static_cast<int32_t>(threadIdx.x / 32); e < local; e += kPlanThreads / 32) {
     const int32_t tiles_before = begin[e], tiles = begin[e + 1] - tiles_before;
     for (int source = lane_of(); source < p.size; source += 32)
       p.first[int64_t{source} * local + e] += int64_t{tiles_before} * kPoolTile;
     if (lane_of() == 0) p.groups[e] = {tiles_before * kPoolTile, p.load[e]};
+    if (flow.items != nullptr) {
+      const ItemOrder order{begin, local, flow.up, flow.down, flow.lag};
+      list_tiles(flow.items + first_up(order, e), tiles_before, tiles, order.up, e);
+      list_tiles(flow.items + first_down(order, e), tiles_before, tiles, order.down, local + e);
+      continue;
+    }
 #pragma unroll
     for (int product = 0; product < kProducts; ++product) {
-      uint4* const to = p.items[product] + int64_t{tiles_before} * p.columns[product];
-      for (int32_t i = lane_of(); i < tiles * p.columns[product]; i += 32) {
-        const int32_t column = i / tiles, row = i - column * tiles;
-        to[i] = {static_cast<uint32_t>(Work::product), static_cast<uint32_t>(tiles_before + row),
-                 static_cast<uint32_t>(column), static_cast<uint32_t>(e)};
-      }
+      const int32_t columns = p.columns[product];
+      list_tiles(p.items[product] + int64_t{tiles_before} * columns, tiles_before, tiles, columns, e);
     }
+  }
+  if (flow.items != nullptr) {
+    if (threadIdx.x == 0) {
+      const int32_t count = count_items({begin, local, flow.up, flow.down, flow.lag});
+      flow.items[count] = {kWorks, 0, 0, 0};
+      *flow.num_items = count;
+    }
+    if (threadIdx.x / 32 == 1) *flow.num_rows = place_rows(flow.first_rows, local, flow.next_in);
+    if (threadIdx.x / 32 == 2) place_rows(flow.last_rows, local, flow.next_out);
+    return;
   }
   if (threadIdx.x < kProducts && p.columns[threadIdx.x] > 0) {
     const int32_t count = begin[local] * p.columns[threadIdx.x];
     p.items[threadIdx.x][count] = {kWorks, 0, 0, 0};
     p.num_items[threadIdx.x] = count;
   }
-}
-
-/// The copies of a token of `source` that this rank computes, called by a whole warp: a bit for each choice, whose row
-/// of the pool its lane has.
-struct Copies {
-  uint32_t choices;
-  int64_t row;
-  float weight;
-};
-__device__ __forceinline__ Copies copies_of(const LayerPod& p, int source, int64_t token) {
-  const int32_t lane = lane_of(), mine = p.begin[p.rank], local = local_experts(p);
-  Entry entry{-1, 0, 0, 0};
-  if (lane < p.top_k) entry = at<Entry>(p, source, p.entries)[token * p.top_k + lane];
-  bool is_mine = entry.expert >= mine && entry.expert < mine + local;
-  Copies out{0, 0, entry.weight};
-  if (is_mine) out.row = p.first[int64_t{source} * local + entry.expert - mine] + entry.slot;
-  is_mine = is_mine && out.row >= 0 && out.row < p.pool_rows;
-  out.choices = __ballot_sync(kAll, is_mine);
-  return out;
 }
 
 /// The tokens of all ranks, a warp at a time: this rank's first, then those of the ranks behind it in turn.
@@ -212,86 +222,99 @@ __device__ __forceinline__ void for_tokens(const LayerPod& p, int first_step, Bo
   }
 }
 
-/// A row to the places of its copies.
-__device__ __forceinline__ void expand_row(const LayerPod& p, const uint4* from, const Copies& copies, uint4* pool) {
-  const int32_t lane = lane_of();
-  for (int32_t first = 0; first < p.row_units; first += 32 * kFlight) {
-    uint4 held[kFlight];
-#pragma unroll
-    for (int i = 0; i < kFlight; ++i) {
-      const int32_t unit = first + i * 32 + lane;
-      if (unit < p.row_units) held[i] = from[unit];
-    }
-    for (uint32_t left = copies.choices; left != 0; left &= left - 1) {
-      const int64_t row = __shfl_sync(kAll, copies.row, __ffs(static_cast<int>(left)) - 1);
-      uint4* const to = pool + row * p.row_units;
-#pragma unroll
-      for (int i = 0; i < kFlight; ++i) {
-        const int32_t unit = first + i * 32 + lane;
-        if (unit < p.row_units) to[unit] = held[i];
-      }
+// ---- lists of the layer in one kernel ----
+
+/// A token of `source`, told to the first lane of each group of `width`: its first and last expert of this rank, `last`
+/// -1 if it is no row here.
+struct RowExperts {
+  int32_t first, last;
+};
+__device__ __forceinline__ RowExperts experts_of(const LayerPod& p, const Entry& entry, int source, int32_t width) {
+  const int32_t expert = entry.expert - p.begin[p.rank];
+  const bool is_mine = entry.expert >= 0 && expert >= 0 && expert < local_experts(p);
+  RowExperts out{is_mine ? expert : INT32_MAX, is_mine ? expert : -1};
+  for (int32_t other = width / 2; other > 0; other /= 2) {
+    out.first = min(out.first, __shfl_xor_sync(kAll, out.first, other));
+    out.last = max(out.last, __shfl_xor_sync(kAll, out.last, other));
+  }
+  // NOTE: with one rank nobody else writes zeros for a token without copies.
+  if (out.last < 0 && source == p.rank && p.size == 1) out = {0, 0};
+  return out;
+}
+/// All tokens of all ranks, a lane for each choice; `width`: the power of two from top_k on. `entries_of`: where those
+/// of a rank are.
+template <class EntriesOf, class Body>
+__device__ __forceinline__ void for_choices(const LayerPod& p, int32_t width, EntriesOf entries_of, Body body) {
+  const int32_t lane = lane_of(), choice = lane % width, at_once = 32 / width;
+  for (int source = 0; source < p.size; ++source) {
+    const int64_t said = *at<int64_t>(p, source, p.tokens), tokens = said < p.max_tokens ? said : p.max_tokens;
+    const Entry* const entries = entries_of(source);
+    for (int64_t some = warp_of_grid() * at_once; some < tokens; some += warps_of_grid() * at_once) {
+      const int64_t token = some + lane / width;
+      const bool is_there = token < tokens && choice < p.top_k;
+      Entry entry{-1, 0, 0, 0};
+      if (is_there) entry = entries[token * p.top_k + choice];
+      body(source, token, entry, is_there);
     }
   }
+}
+__device__ __forceinline__ Entry* entries_here(const LayerPod& p, const FlowPod& flow, int source) {
+  return flow.entries + int64_t{source} * p.max_tokens * p.top_k;
+}
+
+/// The choices of all ranks come here, and each expert's rows are counted.
+__global__ __launch_bounds__(kThreads) void moe_count(const __grid_constant__ LayerPod p,
+                                                      const __grid_constant__ FlowPod flow, int32_t width) {
+  for_choices(
+      p, width, [&](int source) { return at<Entry>(p, source, p.entries); },
+      [&](int source, int64_t token, const Entry& entry, bool is_there) {
+        const int32_t choice = lane_of() % width;
+        if (is_there) entries_here(p, flow, source)[token * p.top_k + choice] = entry;
+        const RowExperts experts = experts_of(p, entry, source, width);
+        if (!is_there || choice != 0 || experts.last < 0) return;
+        atomicAdd(flow.first_rows + experts.first, 1);
+        atomicAdd(flow.last_rows + experts.last, 1);
+      });
+}
+
+/// Rows of one expert are in whatever order: nothing is added up in it.
+__global__ __launch_bounds__(kThreads) void moe_list(const __grid_constant__ LayerPod p,
+                                                     const __grid_constant__ FlowPod flow, int32_t width) {
+  for_choices(
+      p, width, [&](int source) { return entries_here(p, flow, source); },
+      [&](int source, int64_t token, const Entry& entry, bool is_there) {
+        const RowExperts experts = experts_of(p, entry, source, width);
+        if (!is_there || lane_of() % width != 0 || experts.last < 0) return;
+        const auto number = static_cast<int32_t>(token);
+        flow.incoming[atomicAdd(flow.next_in + experts.first, 1)] = {source, number, experts.first, 0};
+        flow.outgoing[atomicAdd(flow.next_out + experts.last, 1)] = {source, number, experts.last, 0};
+      });
 }
 
 template <int kPlanes>
 __global__ __launch_bounds__(kThreads) void moe_expand(const __grid_constant__ LayerPod p) {
   const int32_t lane = lane_of();
   for_tokens(p, 0, [&](int source, int64_t token) {
-    const Copies copies = copies_of(p, source, token);
+    const Copies copies = copies_of(p, at<Entry>(p, source, p.entries), source, token);
     if (copies.choices == 0) return;
     if ((copies.choices >> lane & 1) != 0) p.row_weights[copies.row] = copies.weight;
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane)
-      expand_row(p, at<uint4>(p, source, p.rows[plane]) + token * p.row_units, copies, p.pools[plane]);
+      expand_rows<kFlight, 1>(p, {at<uint4>(p, source, p.rows[plane]) + token * p.row_units}, {copies}, p.pools[plane]);
   });
-}
-
-// ---- elements ----
-
-constexpr int kPerUnit = 8;
-
-__device__ __forceinline__ float2 widen(uint32_t pair, __nv_bfloat16) {
-  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
-}
-__device__ __forceinline__ float2 widen(uint32_t pair, __half) {
-  return __half22float2(reinterpret_cast<const __half2&>(pair));
-}
-__device__ __forceinline__ uint32_t narrow(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ __forceinline__ uint32_t narrow(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-template <class Element>
-__device__ __forceinline__ uint4 rounded(const float (&values)[kPerUnit]) {
-  return {narrow(values[0], values[1], Element{}), narrow(values[2], values[3], Element{}),
-          narrow(values[4], values[5], Element{}), narrow(values[6], values[7], Element{})};
 }
 
 // ---- sums ----
 
-template <class Element>
-__device__ __forceinline__ void add(const uint4& unit, float (&sum)[kPerUnit]) {
-  const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+__device__ __forceinline__ void load_floats(const float* from, int32_t unit, float (&to)[kPerUnit]) {
+  const auto* const fours = reinterpret_cast<const float4*>(from) + unit * 2;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = widen(words[i], Element{});
-    sum[2 * i] += pair.x;
-    sum[2 * i + 1] += pair.y;
-  }
-}
-
-/// The copies of `unit`, in the order of choices.
-template <class Element>
-__device__ __forceinline__ void add_copies(const LayerPod& p, const Copies& copies, int32_t unit,
-                                           float (&sum)[kPerUnit]) {
-  for (uint32_t left = copies.choices; left != 0; left &= left - 1) {
-    const int64_t row = __shfl_sync(kAll, copies.row, __ffs(static_cast<int>(left)) - 1);
-    if (unit < p.row_units) add<Element>(p.results[row * p.row_units + unit], sum);
+  for (int i = 0; i < 2; ++i) {
+    const float4 x = fours[i];
+    to[4 * i] = x.x;
+    to[4 * i + 1] = x.y;
+    to[4 * i + 2] = x.z;
+    to[4 * i + 3] = x.w;
   }
 }
 
@@ -299,27 +322,28 @@ __device__ __forceinline__ void add_copies(const LayerPod& p, const Copies& copi
 template <class Element>
 __global__ __launch_bounds__(kThreads) void moe_return(const __grid_constant__ LayerPod p) {
   for_tokens(p, 1, [&](int source, int64_t token) {
-    const Copies copies = copies_of(p, source, token);
+    const Copies copies = copies_of(p, at<Entry>(p, source, p.entries), source, token);
     if (copies.choices == 0) return;
     if (p.dots != nullptr && (copies.choices >> lane_of() & 1) != 0)
       at<float>(p, source, p.dweights)[token * p.top_k + lane_of()] = p.dots[copies.row];
     uint4* const to = at<uint4>(p, source, p.sums) + (p.rank * p.max_tokens + token) * p.row_units;
     for (int32_t first = 0; first < p.row_units; first += 32) {
       const int32_t unit = first + lane_of();
-      float sum[kPerUnit] = {};
-      add_copies<Element>(p, copies, unit, sum);
-      if (unit < p.row_units) to[unit] = rounded<Element>(sum);
+      float sums[1][kPerUnit] = {};
+      add_copies<Element, kFlight>(p, copies, unit, sums);
+      if (unit < p.row_units) to[unit] = rounded<Element>(sums[0]);
     }
   });
 }
 
-template <class Element>
+/// kIsSummed: sums of this rank's copies are there, as they are.
+template <class Element, bool kIsSummed>
 __global__ __launch_bounds__(kThreads) void moe_sum(const __grid_constant__ LayerPod p,
                                                     const __grid_constant__ TokensPod call) {
   const int32_t lane = lane_of();
   const uint4* const sums = at<uint4>(p, p.rank, p.sums);
   for (int64_t token = warp_of_grid(); token < call.tokens; token += warps_of_grid()) {
-    const Copies own = copies_of(p, p.rank, token);
+    const Copies own = copies_of(p, at<Entry>(p, p.rank, p.entries), p.rank, token);
     int32_t owner = -1;
     if (lane < p.top_k) {
       const int32_t expert = at<Entry>(p, p.rank, p.entries)[token * p.top_k + lane].expert;
@@ -343,37 +367,21 @@ __global__ __launch_bounds__(kThreads) void moe_sum(const __grid_constant__ Laye
           if (unit < p.row_units) add<Element>(sums[(rank * p.max_tokens + token) * p.row_units + unit], sum);
           continue;
         }
-        float part[kPerUnit] = {};
-        add_copies<Element>(p, own, unit, part);
+        float part[1][kPerUnit] = {};
+        if (kIsSummed) {
+          if (unit < p.row_units) load_floats(p.own_sums + token * p.row_units * kPerUnit, unit, part[0]);
+        } else {
+          add_copies<Element, kFlight>(p, own, unit, part);
+        }
 #pragma unroll
-        for (int i = 0; i < kPerUnit; ++i) sum[i] += part[i];
+        for (int i = 0; i < kPerUnit; ++i) sum[i] += part[0][i];
       }
-      if (unit >= p.row_units) continue;
-      if (call.is_out_fp32 != 0) {
-        auto* const to = reinterpret_cast<float4*>(static_cast<float*>(call.out) + token * call.out_pitch);
-        to[unit * 2] = {sum[0], sum[1], sum[2], sum[3]};
-        to[unit * 2 + 1] = {sum[4], sum[5], sum[6], sum[7]};
-      } else {
-        auto* const to = reinterpret_cast<uint4*>(static_cast<Element*>(call.out) + token * call.out_pitch);
-        to[unit] = rounded<Element>(sum);
-      }
+      if (unit < p.row_units) store_result<Element>(call, token, unit, sum);
     }
   }
 }
 
 // ---- gradients ----
-
-__device__ __forceinline__ void load_floats(const float* from, int32_t unit, float (&to)[kPerUnit]) {
-  const auto* const fours = reinterpret_cast<const float4*>(from) + unit * 2;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float4 x = fours[i];
-    to[4 * i] = x.x;
-    to[4 * i + 1] = x.y;
-    to[4 * i + 2] = x.z;
-    to[4 * i + 3] = x.w;
-  }
-}
 
 /// A warp for each row of the pool, those between the end of an expert and the next multiple of kPoolTile too, which
 /// nobody reads. In fp32: each value is rounded once.
@@ -423,12 +431,16 @@ const RegisteredKernel kLoaded[] = {
     RegisteredKernel(address(&moe_publish<1>)),
     RegisteredKernel(address(&moe_publish<2>)),
     RegisteredKernel(address(&moe_plan)),
+    RegisteredKernel(address(&moe_count)),
+    RegisteredKernel(address(&moe_list)),
     RegisteredKernel(address(&moe_expand<1>)),
     RegisteredKernel(address(&moe_expand<2>)),
     RegisteredKernel(address(&moe_return<__nv_bfloat16>)),
     RegisteredKernel(address(&moe_return<__half>)),
-    RegisteredKernel(address(&moe_sum<__nv_bfloat16>)),
-    RegisteredKernel(address(&moe_sum<__half>)),
+    RegisteredKernel(address(&moe_sum<__nv_bfloat16, false>)),
+    RegisteredKernel(address(&moe_sum<__nv_bfloat16, true>)),
+    RegisteredKernel(address(&moe_sum<__half, false>)),
+    RegisteredKernel(address(&moe_sum<__half, true>)),
     RegisteredKernel(address(&moe_gate_gradients<__nv_bfloat16>)),
     RegisteredKernel(address(&moe_gate_gradients<__half>)),
 };
@@ -438,6 +450,21 @@ unsigned blocks_for(int64_t rows, int sms) {
   constexpr int kBlocksPerSm = 4;
   const int64_t wanted = base::ceil_div(rows, int64_t{kWarps}), most = int64_t{sms} * kBlocksPerSm;
   return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+base::Status launch_plan(const LayerPod& p, const FlowPod& flow, int64_t* load, int64_t* dropped, cudaStream_t stream) {
+  const auto shared = (static_cast<size_t>(local_experts(p)) + 1) * sizeof(int32_t);
+  moe_plan<<<1, kPlanThreads, shared, stream>>>(p, flow, load, dropped);
+  return cuda_status(cudaGetLastError(), "moe_plan");
+}
+
+template <class Element>
+void launch_sum_of(const LayerPod& p, const TokensPod& call, unsigned blocks, cudaStream_t stream) {
+  if (p.own_sums == nullptr) {
+    moe_sum<Element, false><<<blocks, kThreads, 0, stream>>>(p, call);
+  } else {
+    moe_sum<Element, true><<<blocks, kThreads, 0, stream>>>(p, call);
+  }
 }
 
 }  // namespace
@@ -460,10 +487,20 @@ base::Status launch_publish(const LayerPod& p, const TokensPod& call, cudaStream
   return cuda_status(cudaGetLastError(), "moe_publish");
 }
 
+base::Status launch_lists(const LayerPod& p, const FlowPod& flow, int64_t* load, int64_t* dropped, int sms,
+                          cudaStream_t stream) {
+  int32_t width = 1;
+  while (width < p.top_k) width *= 2;
+  const unsigned blocks = blocks_for(base::ceil_div(p.max_tokens * width, int64_t{32}), sms);
+  moe_count<<<blocks, kThreads, 0, stream>>>(p, flow, width);
+  OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_count"));
+  OVERLACE_TRY(launch_plan(p, flow, load, dropped, stream));
+  moe_list<<<blocks, kThreads, 0, stream>>>(p, flow, width);
+  return cuda_status(cudaGetLastError(), "moe_list");
+}
+
 base::Status launch_expand(const LayerPod& p, int64_t* load, int64_t* dropped, int sms, cudaStream_t stream) {
-  const auto shared = (static_cast<size_t>(local_experts(p)) + 1) * sizeof(int32_t);
-  moe_plan<<<1, kThreads, shared, stream>>>(p, load, dropped);
-  OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_plan"));
+  OVERLACE_TRY(launch_plan(p, {}, load, dropped, stream));
   const unsigned blocks = blocks_for(p.max_tokens, sms);
   if (p.planes == 1) {
     moe_expand<1><<<blocks, kThreads, 0, stream>>>(p);
@@ -497,9 +534,9 @@ base::Status launch_sum(const LayerPod& p, const TokensPod& call, int sms, cudaS
   if (call.tokens == 0) return {};
   const unsigned blocks = blocks_for(call.tokens, sms);
   if (p.dtype == DType::bf16) {
-    moe_sum<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(p, call);
+    launch_sum_of<__nv_bfloat16>(p, call, blocks, stream);
   } else {
-    moe_sum<__half><<<blocks, kThreads, 0, stream>>>(p, call);
+    launch_sum_of<__half>(p, call, blocks, stream);
   }
   return cuda_status(cudaGetLastError(), "moe_sum");
 }

@@ -15,6 +15,7 @@
 namespace overlace::ops::moe {
 
 inline constexpr int kPoolTile = 128;          // rows: experts begin at multiples of it
+inline constexpr int64_t kPerRowUnit = 8;      // elements of 16 bytes, of a row
 inline constexpr int kEntriesPerBlock = 1024;  // choices that one warp numbers
 
 /// One choice of a token, as all ranks read it. `slot`: which of the source's copies for that expert it is, in the
@@ -64,6 +65,7 @@ struct LayerPod {
   uint4* pools[kMostPlanes];   // (P, H): rows that come in
   uint4* results;              // (P, H): what the experts made of them, one of pools
   float* dots;                 // (P): gradients of the rows' weights; or null
+  float* own_sums;             // (max_tokens, H): sums of this rank's copies of its own tokens; or null
   int64_t pool_rows;           // P, a multiple of kPoolTile
   Account* account;
 };
@@ -78,11 +80,35 @@ struct TokensPod {
   const float* weights;
   int64_t weights_pitch;
   int64_t tokens, capacity;
+  bool has_readers;  // of rows, on other ranks
   void* out;
   int64_t out_pitch;  // in elements
   int32_t is_out_fp32;
   float* dweights;  // or null
   int64_t dweights_pitch;
+};
+
+/// A token that this rank has copies of, and an expert of this rank.
+struct alignas(16) RowPlace {
+  int32_t source, token, expert, unused;
+};
+
+/// What the layer in one kernel has besides: rows come in by the first expert of this rank that needs them, and go back
+/// by the last one. Where there is one rank all its tokens are rows, else those that have copies here.
+struct FlowPod {
+  Entry* entries;                 // (R, max_tokens, k): the choices of all ranks
+  RowPlace *incoming, *outgoing;  // (R max_tokens) each
+  int32_t *next_in, *next_out;    // (E_loc): places of the next row while the lists are written
+  int32_t* num_rows;
+  uint4* items;  // of both products, shards from E_loc on are the second's, and one behind the last that is none
+  int32_t* num_items;
+  int32_t up, down, lag;  // of ItemOrder
+  // Zeros before a call:
+  int32_t *first_rows, *last_rows;  // (E_loc): rows whose first, whose last expert it is
+  uint32_t* arrived;                // (E_loc): of first_rows, those that are in the pool
+  uint32_t* ended;                  // (E_loc): tiles of the second product that are stored, of CTAs and warpgroups
+  uint32_t* hidden;                 // (P / kPoolTile): the same of the first product, by tiles of rows
+  uint32_t *drawn_in, *drawn_out;   // rows
 };
 
 /// Rows of the pool between the products of the gradients.
@@ -105,12 +131,15 @@ base::Status launch_publish(const LayerPod& layer, const TokensPod& call, cudaSt
 /// From the counts of all ranks to the pool: its rows, their weights and the items of the products. `load` (E_loc) and
 /// `dropped` are for the caller, or null.
 base::Status launch_expand(const LayerPod& layer, int64_t* load, int64_t* dropped, int sms, cudaStream_t stream);
+/// From the counts and choices of all ranks to lists of items and rows for the layer in one kernel.
+base::Status launch_lists(const LayerPod& layer, const FlowPod& flow, int64_t* load, int64_t* dropped, int sms,
+                          cudaStream_t stream);
 /// What gradients need of each row: with g, u of `before`, dg = w q u silu'(g), du = w q silu(g), w silu(g) u, rounded
 /// once each, and <q, silu(g) u> in an order that depends on I alone.
 base::Status launch_gate_gradients(const GatePod& p, int sms, cudaStream_t stream);
 /// Sums of the copies of peers' tokens, to the peers. Then the ranks meet.
 base::Status launch_return(const LayerPod& layer, int sms, cudaStream_t stream);
-/// The result: own copies and what peers summed, in rank order.
+/// The result: own copies, or LayerPod::own_sums, and what peers summed, in rank order.
 base::Status launch_sum(const LayerPod& layer, const TokensPod& call, int sms, cudaStream_t stream);
 
 }  // namespace overlace::ops::moe

@@ -15,6 +15,7 @@
 #include "src/ops/moe/context.h"
 #include "src/ops/moe/cuda/kernels.h"
 #include "src/ops/moe/cuda/layout.h"
+#include "src/ops/moe/cuda/moe_launch.cuh"
 #include "src/ops/moe/route.h"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
@@ -31,9 +32,14 @@ using runtime::cuda_peer::cuda_status;
 using runtime::cuda_peer::DeviceGuard;
 using runtime::cuda_peer::LocalMemory;
 
+/// From how many products on (multiplications of a rank's copies) the layer in one kernel was faster:
+/// docs/design/moe.md.
+constexpr double kLeastProducts = 1.5e11, kProductsOfRow = 3;  // gate, up, down
+
 /// The products of a call, ready to be queued; on a rank without experts, or where nobody wants one, it has no
 /// instance.
 struct Products {
+  PreparedMoe layer{};
   std::array<core::PreparedGrouped, 3> grouped{};
   std::array<core::PreparedWgrad, kWgrads> wgrad{};
 };
@@ -74,6 +80,7 @@ class Layer final : public GpuLayer {
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     for (const ProductKind& kind : {kUp, kDown}) OVERLACE_TRY(load(instance_of(spec_.dtype, kind)));
+    OVERLACE_TRY(load(layer_instance(spec_.dtype)));
     return spec_.gradients ? open_gradients() : base::Status();
   }
 
@@ -107,13 +114,16 @@ class Layer final : public GpuLayer {
     pod_.pool_rows = layout_.pool_rows;
     control_ = local<Control>(layout_.control);
     pod_.account = &control_->account;
+    take_flow();
   }
 
   base::Status run(const MoeArgs& args, const MoeCounts& counts) override {
     OVERLACE_TRY(check("moe", args, {{"out", args.out}}));
     const DeviceGuard guard(channel_.team().runtime().device());
     Products products;  // before anything is queued
-    if (local_experts(pod_) > 0) {
+    if (local_experts(pod_) > 0 && is_fused(args.x.dim(0))) {
+      OVERLACE_TRY(prepare_layer(args, &products.layer));
+    } else if (local_experts(pod_) > 0) {
       OVERLACE_TRY(prepare(args.w1, kUp, kInter, pod_.pools[0], hidden(), 0, &products.grouped[0]));
       OVERLACE_TRY(prepare(args.w2, kDown, kHidden, hidden(), pod_.results, 1, &products.grouped[1]));
     }
@@ -151,6 +161,33 @@ class Layer final : public GpuLayer {
   size_t device_bytes() const override { return layout_.device_bytes; }
 
  private:
+  /// Both give the same bits and meet the peers in the same way, so each rank may take what its own tokens want.
+  bool is_fused(int64_t tokens) const {
+    if (spec_.family != "auto") return spec_.family == "fused";
+    return static_cast<double>(tokens * spec_.top_k) * kProductsOfRow * static_cast<double>(spec_.hidden) *
+               static_cast<double>(spec_.inter) >=
+           kLeastProducts;
+  }
+  void take_flow() {
+    flow_ = {.entries = local<Entry>(layout_.choices),
+             .incoming = local<RowPlace>(layout_.incoming),
+             .outgoing = local<RowPlace>(layout_.outgoing),
+             .next_in = local<int32_t>(layout_.next_in),
+             .next_out = local<int32_t>(layout_.next_out),
+             .num_rows = local<int32_t>(layout_.num_rows),
+             .items = local<uint4>(layout_.flow_items),
+             .num_items = pod_.num_items,
+             .up = 0,
+             .down = 0,
+             .lag = 0,
+             .first_rows = local<int32_t>(layout_.first_rows),
+             .last_rows = local<int32_t>(layout_.last_rows),
+             .arrived = local<uint32_t>(layout_.arrived),
+             .ended = local<uint32_t>(layout_.ended),
+             .hidden = local<uint32_t>(layout_.hidden_done),
+             .drawn_in = local<uint32_t>(layout_.drawn_in),
+             .drawn_out = local<uint32_t>(layout_.drawn_out)};
+  }
   template <class T>
   T* local(uint64_t offset) const {
     return reinterpret_cast<T*>(memory_.as<char>() + offset);
@@ -200,6 +237,7 @@ class Layer final : public GpuLayer {
     call.weights_pitch = pitch_of(args.weights);
     call.tokens = args.x.dim(0);
     call.capacity = capacity_of(args.capacity_factor, call.tokens, spec_.top_k, spec_.num_experts);
+    call.has_readers = true;
     call.out = out.data;
     call.out_pitch = pitch_of(out);
     call.is_out_fp32 = out.dtype == DType::fp32 ? 1 : 0;
@@ -246,6 +284,28 @@ class Layer final : public GpuLayer {
     g.timeout_ns = product_timeout_ns();
     g.most_clusters = clusters_of(instance);
     base::Result<core::PreparedGrouped> prepared = core::prepare_grouped(instance, g);
+    if (!prepared.ok()) return prepared.status();
+    *out = *prepared;
+    return {};
+  }
+  base::Status prepare_layer(const MoeArgs& args, PreparedMoe* out) {
+    const core::Instance& instance = layer_instance(spec_.dtype);
+    LayerPod pod = pod_;
+    pod.own_sums = local<float>(layout_.own_sums);
+    MoeLayerArgs g;
+    g.w1 = args.w1.data;
+    g.w2 = args.w2.data;
+    g.hidden = hidden();
+    g.inter = spec_.inter;
+    g.w1_pitch = pitch_of(args.w1);
+    g.w1_matrix_pitch = matrix_pitch_of(args.w1);
+    g.w2_pitch = pitch_of(args.w2);
+    g.w2_matrix_pitch = matrix_pitch_of(args.w2);
+    g.counter = &control_->counters[0].drawn;
+    g.error = &control_->error;
+    g.timeout_ns = product_timeout_ns();
+    g.most_clusters = clusters_of(instance);
+    base::Result<PreparedMoe> prepared = prepare_moe(instance, g, pod, flow_);
     if (!prepared.ok()) return prepared.status();
     *out = *prepared;
     return {};
@@ -316,11 +376,15 @@ class Layer final : public GpuLayer {
     const base::Status ended = runtime::end_call(channel_);
     return status.ok() ? ended : status;
   }
+  /// This rank's tokens to where all ranks find them, and those of all ranks are there.
+  base::Status queue_publish(const LayerPod& pod, const TokensPod& call) {
+    OVERLACE_TRY(cuda_status(cudaMemsetAsync(control_, 0, layout_.zeroed_bytes, stream()), "cudaMemsetAsync"));
+    OVERLACE_TRY(launch_publish(pod, call, stream()));
+    return meet();
+  }
   /// Tokens to the pools.
   base::Status queue_dispatch(const LayerPod& pod, const TokensPod& call, const MoeCounts& counts) {
-    OVERLACE_TRY(cuda_status(cudaMemsetAsync(control_, 0, sizeof(Control), stream()), "cudaMemsetAsync"));
-    OVERLACE_TRY(launch_publish(pod, call, stream()));
-    OVERLACE_TRY(meet());
+    OVERLACE_TRY(queue_publish(pod, call));
     return launch_expand(pod, counts.load, counts.dropped, sms(), stream());
   }
   base::Status queue_product(const core::PreparedGrouped& product) {
@@ -332,12 +396,24 @@ class Layer final : public GpuLayer {
 
   base::Status queue(const MoeArgs& args, const MoeCounts& counts, const Products& products) {
     const TokensPod call = tokens_of(args, args.out);
+    if (products.layer.instance != nullptr) return queue_layer(call, counts, products.layer);
     OVERLACE_TRY(queue_dispatch(pod_, call, counts));
     OVERLACE_TRY(queue_product(products.grouped[0]));
     OVERLACE_TRY(queue_product(products.grouped[1]));
     if (pod_.size > 1) OVERLACE_TRY(launch_return(pod_, sms(), stream()));
     OVERLACE_TRY(meet());
     return launch_sum(pod_, call, sms(), stream());
+  }
+
+  base::Status queue_layer(TokensPod call, const MoeCounts& counts, const PreparedMoe& layer) {
+    const LayerPod& pod = layer.params.layer;
+    call.has_readers = pod.size > 1;
+    OVERLACE_TRY(queue_publish(pod, call));
+    OVERLACE_TRY(launch_lists(pod, layer.params.flow, counts.load, counts.dropped, sms(), stream()));
+    OVERLACE_TRY(launch_moe(layer, call, stream()));
+    if (pod.size == 1) return {};
+    OVERLACE_TRY(meet());
+    return launch_sum(pod, call, sms(), stream());
   }
 
   /// Gradients of rows take the place of those of results, when all have read these, and are on their way while dw1 is
@@ -377,6 +453,7 @@ class Layer final : public GpuLayer {
   MoeSpec spec_;
   Layout layout_;
   LayerPod pod_{};
+  FlowPod flow_{};
   Control* control_ = nullptr;
   LocalMemory memory_;
   SymBuffer heap_;

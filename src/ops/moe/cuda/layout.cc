@@ -44,6 +44,10 @@ const fused::Instance& wgrad_instance(DType dtype) {
   return find(fused::Kernel::wgrad, [&](const fused::ConfigSpec& s) { return s.dtype == dtype; });
 }
 
+const fused::Instance& layer_instance(DType dtype) {
+  return find(fused::Kernel::moe, [&](const fused::ConfigSpec& s) { return s.dtype == dtype; });
+}
+
 WeightExtents extents_of(const MoeSpec& spec, int weight) {
   return weight == 0 ? WeightExtents{2 * spec.inter, spec.hidden} : WeightExtents{spec.hidden, spec.inter};
 }
@@ -92,7 +96,28 @@ Layout layout_of(const MoeSpec& spec, const Placement& placement, int rank) {
       out.wgrad_items[weight] = device.add((tiles * local + 1) * 16);
     }
   }
+  const int64_t rows = ranks * spec.max_tokens, tiles = out.pool_rows / kPoolTile;
+  const auto place = static_cast<int64_t>(sizeof(RowPlace));
+  out.choices = device.add(ranks * choices * static_cast<int64_t>(sizeof(Entry)));
+  out.incoming = device.add(rows * place);
+  out.outgoing = device.add(rows * place);
+  out.next_in = device.add(local * 4);
+  out.next_out = device.add(local * 4);
+  out.num_rows = device.add(4);
+  const fused::ConfigSpec& s = layer_instance(spec.dtype).spec;
+  const int64_t wide = int64_t{s.tile_n} * s.cluster_n;
+  out.flow_items =
+      device.add((tiles * (base::ceil_div(spec.inter, wide / s.halves) + base::ceil_div(spec.hidden, wide)) + 1) * 16);
+  out.own_sums = device.add(ranks == 1 ? 0 : spec.max_tokens * spec.hidden * 4);
   out.control = device.add(sizeof(Control));
+  out.first_rows = device.add(local * 4);
+  out.last_rows = device.add(local * 4);
+  out.arrived = device.add(local * 4);
+  out.ended = device.add(local * 4);
+  out.hidden_done = device.add(tiles * 4);
+  out.drawn_in = device.add(4);
+  out.drawn_out = device.add(4);
+  out.zeroed_bytes = device.bytes() - out.control;
   out.device_bytes = device.bytes();
   return out;
 }

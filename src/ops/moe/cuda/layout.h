@@ -11,9 +11,8 @@
 
 namespace overlace::ops::moe {
 
-inline constexpr int64_t kPerRowUnit = 8;  // elements of 16 bytes
-inline constexpr int kMostProducts = 5;    // of a call
-inline constexpr int kWgrads = 2;          // of w1 and of w2
+inline constexpr int kMostProducts = 5;  // of a call
+inline constexpr int kWgrads = 2;        // of w1 and of w2
 
 /// A grouped GEMM: how the weights lie, their halves, whether results stay fp32.
 struct ProductKind {
@@ -27,6 +26,7 @@ inline constexpr ProductKind kOfInner{fused::BMajor::n, 1, true};  // dy w2
 inline constexpr ProductKind kOfRows{fused::BMajor::n, 1, false};  // what that gives, w1
 const fused::Instance& instance_of(DType dtype, const ProductKind& kind);
 const fused::Instance& wgrad_instance(DType dtype);
+const fused::Instance& layer_instance(DType dtype);
 
 /// Extents of the gradient of w1 (0) or w2 (1).
 struct WeightExtents {
@@ -49,6 +49,10 @@ struct Layout {
   size_t heap_bytes;
   uint64_t hist, slots, first, load, groups, items[kProducts], num_items, row_weights, pools[kMostPlanes], hidden,
       control;
+  // The layer in one kernel:
+  uint64_t choices, incoming, outgoing, next_in, next_out, num_rows, flow_items, own_sums;
+  uint64_t first_rows, last_rows, arrived, ended, hidden_done, drawn_in, drawn_out;
+  size_t zeroed_bytes;                                      // from control on, before each call
   uint64_t before, q, dbefore, dots, wgrad_items[kWgrads];  // gradients
   size_t device_bytes;
   int64_t pool_rows;
