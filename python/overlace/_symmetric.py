@@ -14,6 +14,7 @@ from overlace._library import call
 from overlace.errors import InvalidArgument, Unsupported
 
 _HANDLE_BYTES = 176  # sizeof(ChannelPod); the library refuses another size
+_WORDS = 17  # OVL_WORD_BASES; the library refuses another number
 
 
 class _Buffer(c.Structure):
@@ -34,15 +35,17 @@ class _OnGpu:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceHandle:
-    """pod: a ChannelPod of overlace/handle_pod.h, by value for CUDA kernels. first_id, ids: signals given with it."""
+    """pod: a ChannelPod of overlace/handle_pod.h, by value for CUDA kernels. first_id, ids: signals given with it.
+    words: the fields of the pod, then first_id and the bases of the heaps (enum ovl_word of overlace/capi.h)."""
 
     pod: bytes
     first_id: int
     ids: int
+    words: tuple[int, ...]
 
     def tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The pod as int64 words on a device, for kernels that take tensors."""
-        return torch.frombuffer(bytearray(self.pod), dtype=torch.int64).to(device)
+        """The words as an int64 tensor on a device, for kernels that take tensors (`overlace.triton`)."""
+        return torch.tensor(self.words, dtype=torch.int64, device=device)
 
 
 class Symmetric:
@@ -91,6 +94,15 @@ class Symmetric:
             "returned or a view of that"
         )
 
+    def check_within(self, what: str, t: torch.Tensor) -> None:
+        """All of `t`, not its beginning alone."""
+        begin = self._begin_of(what, t)
+        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+        num_bytes = (last + 1) * t.element_size() if t.numel() else 0
+        room = begin + self._buffers[begin].bytes - t.data_ptr()
+        if num_bytes > room:
+            raise InvalidArgument(f"{what}: the tensor {list(t.shape)} spans {num_bytes} bytes, wanted at most {room}")
+
     def peer(self, t: torch.Tensor, rank: int) -> torch.Tensor:
         if not isinstance(rank, int) or not 0 <= rank < self._size:
             raise InvalidArgument(f"peer: rank is {rank!r}, wanted 0 to {self._size - 1}")
@@ -116,4 +128,6 @@ class Symmetric:
             raise InvalidArgument(f"device_handle: ids is {ids!r}, wanted 0 to {(1 << 20) - 1}")
         pod, first = c.create_string_buffer(_HANDLE_BYTES), c.c_uint32()
         call("ovl_channel_handle", self._channel, ids, pod, c.c_uint64(_HANDLE_BYTES), c.byref(first))
-        return DeviceHandle(pod.raw, first.value, ids)
+        words = (c.c_int64 * (_WORDS + self._size))()
+        call("ovl_handle_words", pod, c.c_uint64(_HANDLE_BYTES), first, words, len(words))
+        return DeviceHandle(pod.raw, first.value, ids, tuple(words))
