@@ -84,7 +84,7 @@ class Symmetric:
         self._buffers[address] = buffer
         return self._bytes_at(address, max(num_bytes, 1))[:num_bytes].view(dtype).view(sizes)
 
-    def _begin_of(self, what: str, t: torch.Tensor) -> int:
+    def begin_of(self, what: str, t: torch.Tensor) -> int:
         address = t.data_ptr()
         place = bisect.bisect_right(self._begins, address) - 1
         if place >= 0 and address < self._begins[place] + self._buffers[self._begins[place]].bytes:
@@ -94,19 +94,10 @@ class Symmetric:
             "returned or a view of that"
         )
 
-    def check_within(self, what: str, t: torch.Tensor) -> None:
-        """All of `t`, not its beginning alone."""
-        begin = self._begin_of(what, t)
-        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-        num_bytes = (last + 1) * t.element_size() if t.numel() else 0
-        room = begin + self._buffers[begin].bytes - t.data_ptr()
-        if num_bytes > room:
-            raise InvalidArgument(f"{what}: the tensor {list(t.shape)} spans {num_bytes} bytes, wanted at most {room}")
-
     def peer(self, t: torch.Tensor, rank: int) -> torch.Tensor:
         if not isinstance(rank, int) or not 0 <= rank < self._size:
             raise InvalidArgument(f"peer: rank is {rank!r}, wanted 0 to {self._size - 1}")
-        begin = self._begin_of("peer", t)
+        begin = self.begin_of("peer", t)
         buffer = self._buffers[begin]
         address = self._address(buffer, rank)
         if address is None:
@@ -119,7 +110,7 @@ class Symmetric:
         return aligned.view(t.dtype).as_strided(t.shape, t.stride())
 
     def free(self, t: torch.Tensor) -> None:
-        begin = self._begin_of("free", t)
+        begin = self.begin_of("free", t)
         call("ovl_heap_free", self._runtime, self._buffers.pop(begin))
         self._begins.remove(begin)
 

@@ -80,8 +80,8 @@ def check(context: overlace.Context, m: int, n: int, k: int, dtype: torch.dtype,
         context.synchronize()
         mine = slice(context.rank * m, (context.rank + 1) * m)
         want = torch.cat([(x.double() @ w.double())[mine] for x, w in everything])
-        bound = 4 * torch.finfo(dtype).eps * k**0.5
-        torch.testing.assert_close(out.cpu().double(), want, rtol=bound, atol=bound)
+        bounds = {"rtol": torch.finfo(dtype).eps, "atol": 4 * k * torch.finfo(torch.float32).eps}
+        torch.testing.assert_close(out.cpu().double(), want, **bounds)
     context.free(out)
 
 

@@ -11,7 +11,11 @@ import triton
 import triton.language as tl
 
 from overlace.triton import _layout as at
-from overlace.triton import _ptx as ptx
+
+if triton.knobs.runtime.interpret:
+    from overlace.triton import _interpreted as ptx
+else:
+    from overlace.triton import _ptx as ptx
 
 _POLLS_PER_LOOK = tl.constexpr(256)  # kPollsPerLook and kAbortLookNs of overlace/device/poll.cuh
 _ABORT_LOOK_NS = tl.constexpr(2000000)
@@ -61,8 +65,8 @@ def put_rows(dst, src, rows, columns, dst_stride, src_stride, h, peer, BLOCK: tl
     for row in range(rows):
         for begin in range(0, columns, BLOCK):
             column = begin + tl.arange(0, BLOCK)
-            value = tl.load(src + row.to(tl.int64) * src_stride + column, mask=column < columns)
-            tl.store(there + row.to(tl.int64) * dst_stride + column, value, mask=column < columns)
+            value = tl.load(src + tl.cast(row, tl.int64) * src_stride + column, mask=column < columns)
+            tl.store(there + tl.cast(row, tl.int64) * dst_stride + column, value, mask=column < columns)
 
 
 @triton.jit
@@ -104,16 +108,18 @@ def signal_add(h, peer, id, delta):
 def fence():
     """Orders the stores of this program before its later additions and stores, to all ranks.
 
-    Twin: a CTA barrier, then `ptx::fence_sys` by one thread. It takes about 2 us while stores to peers are in flight.
+    Twin: `ptx::fence_sys` by one thread between two CTA barriers. It takes about 2 us while stores to peers are in flight.
     """
     tl.debug_barrier()
     ptx.fence_sys()
+    tl.debug_barrier()
 
 
 @triton.jit
 def signal_add_all(h, id, delta):
-    """Does `signal_add` to every other rank. Twin: `signal_add_all`. Release at system scope, by one `fence`."""
-    fence()
+    """Does `signal_add` to every other rank. Twin: `signal_add_all`. Release at system scope, by one fence for all."""
+    tl.debug_barrier()
+    ptx.fence_sys()
     for step in range(1, size(h)):
         _add(h, (rank(h) + step) % size(h), _own_id(h, id), delta, "relaxed")
 

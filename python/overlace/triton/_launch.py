@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import triton
 
 from overlace import errors
 from overlace.context import Context, context_of
 from overlace.errors import InvalidArgument, Unsupported
-from overlace.triton import _ptx
+
+_IS_INTERPRETED = triton.knobs.runtime.interpret  # as it was when kernels became what they are
 
 
 def _grid_of(grid: int | Sequence[int] | Callable, meta: dict[str, Any]) -> tuple[int, ...]:
@@ -34,7 +36,7 @@ def _check_tensors(context: Context, arguments: dict[str, Any], symmetric: Seque
         if not isinstance(value, torch.Tensor):
             wanted = ", ".join(n for n, v in arguments.items() if isinstance(v, torch.Tensor))
             raise InvalidArgument(f"launch: symmetric names {name!r}, wanted tensors of the kernel: {wanted}")
-        context._symmetric.check_within(f"launch: {name}", value)
+        context._symmetric.begin_of(f"launch: {name}", value)
 
 
 @functools.cache
@@ -85,10 +87,10 @@ def launch(
     sizes = _grid_of(grid, dict(arguments))
     _check_tensors(context, arguments, symmetric)
     if context.is_gpu:
-        if _ptx.IS_INTERPRETED:
+        if _IS_INTERPRETED:
             raise Unsupported("launch: TRITON_INTERPRET is set, wanted unset: the ranks are on GPUs")
         _check_co_resident(kernel.warmup(*args, grid=sizes, **options), sizes, context.device)
-    elif not _ptx.IS_INTERPRETED:
+    elif not _IS_INTERPRETED:
         raise Unsupported("launch: the ranks are on CPUs, wanted GPUs, or TRITON_INTERPRET=1 set before the import")
     elif math.prod(sizes) != 1:
         raise Unsupported(f"launch: grid is {sizes}, wanted 1 program: the interpreter runs them one after the other")
