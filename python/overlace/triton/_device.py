@@ -7,15 +7,14 @@ load. `h` is a tensor of `DeviceHandle.tensor`. Ranks are those of the team; ids
 
 from __future__ import annotations
 
+import importlib
+
 import triton
 import triton.language as tl
 
 from overlace.triton import _layout as at
 
-if triton.knobs.runtime.interpret:
-    from overlace.triton import _interpreted as ptx
-else:
-    from overlace.triton import _ptx as ptx
+ptx = importlib.import_module("overlace.triton." + ("_interpreted" if triton.knobs.runtime.interpret else "_ptx"))
 
 _POLLS_PER_LOOK = tl.constexpr(256)  # kPollsPerLook and kAbortLookNs of overlace/device/poll.cuh
 _ABORT_LOOK_NS = tl.constexpr(2000000)
@@ -108,7 +107,8 @@ def signal_add(h, peer, id, delta):
 def fence():
     """Orders the stores of this program before its later additions and stores, to all ranks.
 
-    Twin: `ptx::fence_sys` by one thread between two CTA barriers. It takes about 2 us while stores to peers are in flight.
+    Twin: `ptx::fence_sys` by one thread between two CTA barriers. It takes about 2 us while stores to peers are under
+    way.
     """
     tl.debug_barrier()
     ptx.fence_sys()
