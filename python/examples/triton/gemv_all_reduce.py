@@ -18,7 +18,7 @@ import triton.language as tl
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from launch import launch
 
-TILE = {"M": 16, "BLOCK_N": 64, "BLOCK_K": 128}
+TILE = {"M": 16, "BLOCK_N": 32, "BLOCK_K": 256}
 
 
 @triton.jit

@@ -258,7 +258,7 @@ def last_arriver(counter, n):
     """
     tl.debug_barrier()
     before = tl.atomic_add(counter, tl.cast(1, tl.int64), sem="acq_rel", scope="gpu")
-    return before % n == n - 1
+    return (before + 1) % n == 0
 
 
 @triton.jit
