@@ -205,30 +205,6 @@ int ovl_signal_ids(ovl_channel* channel, uint32_t count, const char* name, uint3
  * range of signal ids for kernels, which are equal on all ranks and belong to the channel, and `first` takes the
  * first of them; `first` may be null if `count` is 0. On CPU ranks the ids may be used as those of ovl_signal_ids. */
 int ovl_channel_handle(ovl_channel* channel, uint32_t count, void* handle, uint64_t bytes, uint32_t* first);
-/* The places of words that ovl_handle_words gives. Addresses are those of this rank. */
-enum ovl_word {
-  OVL_WORD_RANK,
-  OVL_WORD_SIZE,        /* ranks of the team */
-  OVL_WORD_SLOTS,       /* offset of slot (0, 0) in every heap (TeamPod::sig_off) */
-  OVL_WORD_SLOT_PITCH,  /* bytes from a slot to the next */
-  OVL_WORD_SLOT_STRIDE, /* slots, and tickets, of an id */
-  OVL_WORD_NUM_IDS,
-  OVL_WORD_CAPS,
-  OVL_WORD_TEAM_ID,
-  OVL_WORD_SENT,
-  OVL_WORD_TICKETS,
-  OVL_WORD_ABORT_WORD,
-  OVL_WORD_RECORD, /* TimeoutRecord */
-  OVL_WORD_TIMEOUT_NS,
-  OVL_WORD_CLAIM, /* 0 on CPU ranks */
-  OVL_WORD_CHANNEL_ID,
-  OVL_WORD_BARRIER_ID,
-  OVL_WORD_FIRST_ID, /* `first` */
-  OVL_WORD_BASES     /* one word for each rank of the team: its heap */
-};
-/* Gives the fields of a ChannelPod as words, for kernels in languages that take no structs. `handle` has `bytes` bytes
- * and is what ovl_channel_handle gave, as is `first`. `words` takes `count` words, OVL_WORD_BASES + size of the team. */
-int ovl_handle_words(const void* handle, uint64_t bytes, uint32_t first, int64_t* words, uint32_t count);
 /* This function and the ones below it in this section work on CPU ranks only and return OVL_NOT_SUPPORTED on GPUs.
  * Their meaning and order are those of overlace/signal.h. ovl_put starts a copy of `bytes` bytes from `src` to
  * offset `dst_offset` of the heap of `peer`; the source must not change before ovl_flush. ovl_put_signal adds 1 to

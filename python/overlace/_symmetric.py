@@ -36,7 +36,7 @@ class _OnGpu:
 @dataclasses.dataclass(frozen=True)
 class DeviceHandle:
     """pod: a ChannelPod of overlace/handle_pod.h, by value for CUDA kernels. first_id, ids: signals given with it.
-    words: the fields of the pod, then first_id and the bases of the heaps (enum ovl_word of overlace/capi.h)."""
+    words: the fields of the pod, then first_id and the bases of the heaps (enum ovl_word of overlace/capi_words.h)."""
 
     pod: bytes
     first_id: int

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "overlace/capi_words.h"
 #include "overlace/handle_pod.h"
 #include "overlace/signal.h"
 #include "src/capi/handles.h"

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "overlace/capi_words.h"
 #include "tests/c/threads.h"
 
 #define INVALID(text, call) EXPECT_ERROR(OVL_INVALID_ARGUMENT, text, call)

@@ -1,6 +1,6 @@
 """Where the words of a handle and the fields of a record lie, for kernels.
 
-Words: enum ovl_word of overlace/capi.h. Record: TimeoutRecord of overlace/handle_pod.h, in bytes.
+Words: enum ovl_word of overlace/capi_words.h. Record: TimeoutRecord of overlace/handle_pod.h, in bytes.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def claim(word):
 
 @triton.jit
 def fence_sys():
-    """Of the first thread."""
+    """The first thread's alone."""
     asm: tl.constexpr = """{
         .reg .pred p;
         .reg .b32 t;

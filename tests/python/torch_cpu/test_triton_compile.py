@@ -215,9 +215,8 @@ def test_words_and_records_lie_where_the_headers_say(tmp_path):
     lines.append(f"static_assert(int(overlace::WaitKind::signal) == {values['KIND_SIGNAL']});")
     lines.append(f"static_assert(OVL_WORD_BASES == {overlace._symmetric._WORDS});")
     source = tmp_path / "layout.cc"
-    source.write_text(
-        "\n".join(["#include <cstddef>", '#include "overlace/capi.h"', '#include "overlace/handle_pod.h"', *lines])
-    )
+    headers = ["<cstddef>", '"overlace/capi_words.h"', '"overlace/handle_pod.h"']
+    source.write_text("\n".join([*(f"#include {header}" for header in headers), *lines]))
     done = subprocess.run(
         [compiler, "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'include'}", str(source)],
         capture_output=True,

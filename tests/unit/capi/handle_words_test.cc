@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "overlace/capi.h"
+#include "overlace/capi_words.h"
 #include "overlace/handle_pod.h"
 
 namespace overlace {
