@@ -7,10 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
-from ranks import overlace
+from ranks import overlace, torch
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 if triton.knobs.runtime.interpret:
@@ -196,6 +197,28 @@ def test_kernels_of_the_examples(name, monkeypatch):
 
 def test_all_kernels_of_the_examples_are_compiled():
     assert sorted(KERNELS) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+def test_more_programs_than_run_at_once_are_refused(monkeypatch):
+    """Two programs on each of three SMs, as a driver would say; what is asked of the kernel is there."""
+    from overlace.triton import _launch
+
+    def occupancy(count, function, threads, shared):
+        assert function.value == 77 and threads == 128 and shared.value == kernel.metadata.shared
+        count._obj.value = 2
+        return 0
+
+    source = ASTSource(who, POINTERS, {}, {})
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    monkeypatch.setattr(kernel, "_init_handles", lambda: setattr(kernel, "function", 77))
+    driver = types.SimpleNamespace(cuOccupancyMaxActiveBlocksPerMultiprocessor=occupancy)
+    monkeypatch.setattr(_launch, "_driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=3))
+    _launch._check_co_resident(kernel, (3, 2), torch.device("cuda", 0))
+    text = r"the grid \(7,\) of who has 7 programs, wanted at most 6, which run at once: 2 on each of 3 SMs"
+    with pytest.raises(overlace.Unsupported, match=text) as caught:
+        _launch._check_co_resident(kernel, (7,), torch.device("cuda", 0))
+    assert caught.value.code == "co_residency"
 
 
 def test_words_and_records_lie_where_the_headers_say(tmp_path):
