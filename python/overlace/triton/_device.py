@@ -105,7 +105,7 @@ def signal_add(h, peer, id, delta):
 
 @triton.jit
 def fence():
-    """Orders the stores of this program before its later additions and stores, to all ranks.
+    """Orders the stores of this program before its later signals and stores, to all ranks.
 
     Twin: `ptx::fence_sys` by one thread between two CTA barriers. It takes about 2 us while stores to peers are under
     way.
@@ -199,7 +199,10 @@ def wait_ge(h, sender, id, delta):
 
 @triton.jit
 def wait_all(h, id, delta):
-    """Does `wait_ge` for every other rank; returns whether all came. Twin: the loop of `barrier_block`."""
+    """Does `wait_ge` for every other rank; returns whether all came.
+
+    Twin: `wait_ge`, in a loop. Acquire at system scope, as often.
+    """
     came = tl.cast(1, tl.int32)
     for step in range(1, size(h)):
         came &= wait_ge(h, (rank(h) + step) % size(h), id, delta).to(tl.int32)
@@ -224,7 +227,7 @@ def consume(h, sender, id, delta):
 
 @triton.jit
 def consume_all(h, id, delta):
-    """Does `consume` for every other rank."""
+    """Does `consume` for every other rank. Twin: `consume`, in a loop. Orders nothing."""
     for step in range(1, size(h)):
         consume(h, (rank(h) + step) % size(h), id, delta)
 

@@ -172,6 +172,12 @@ def test_every_function_is_looked_at():
     assert [name for name in functions if f"ot.{name}(" not in used] == []
 
 
+@pytest.mark.parametrize("name", sorted(set(ot.__all__) - {"launch"}))
+def test_a_function_says_what_its_twin_is_and_what_it_orders(name):
+    text = getattr(ot, name).__doc__
+    assert "Twin:" in text.split() and re.search(r"Orders|Acquire|Release", text), text
+
+
 MATMUL = {"m": "i32", "n": "i32", "k": "i32", "arrivals": "*i64", "h": "*i64"}
 BF16 = dict.fromkeys(("a", "b", "out", "x", "w", "y"), "*bf16")
 ROW = {"x": "*fp32", "y": "*fp32", "box": "*fp32", "h": "*i64", "n": "i32"}
