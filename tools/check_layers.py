@@ -80,6 +80,7 @@ PUBLIC = {
     "capi_moe.h": "capi",
     "capi_offload.h": "capi",
     "capi_tune.h": "capi",
+    "capi_words.h": "capi",
 }
 # Who touches the environment: one reads it, the launcher hands it on to its children.
 ENVIRONMENT = ("src/base/env.cc", "src/runtime/bootstrap/launcher.cc")

@@ -27,7 +27,7 @@ from overlace.errors import (
 )
 
 if TYPE_CHECKING:  # __getattr__ imports them
-    from overlace import compat, compile, gnn, nn, offload, optim, parallel  # noqa: F401
+    from overlace import compat, compile, gnn, nn, offload, optim, parallel, triton  # noqa: F401
 
 __version__ = _library.LIBRARY.ovl_version().decode()
 _WHY_NO_TORCH = _library.why_no_torch()
@@ -51,7 +51,7 @@ _OF_TORCH = [
     "tune",
 ]
 _WITHOUT_OPERATORS = ["gnn", "offload"]  # the same, whatever overlace was built with
-_MODULES = ["compat", "compile", "nn", "optim", "parallel"]  # imported when they are named
+_MODULES = ["compat", "compile", "nn", "optim", "parallel", "triton"]  # imported when they are named
 __all__ = [
     "CudaError",
     "Desync",

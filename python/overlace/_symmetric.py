@@ -14,6 +14,7 @@ from overlace._library import call
 from overlace.errors import InvalidArgument, Unsupported
 
 _HANDLE_BYTES = 176  # sizeof(ChannelPod); the library refuses another size
+_WORDS = 17  # OVL_WORD_BASES; the library refuses another number
 
 
 class _Buffer(c.Structure):
@@ -34,15 +35,17 @@ class _OnGpu:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceHandle:
-    """pod: a ChannelPod of overlace/handle_pod.h, by value for CUDA kernels. first_id, ids: signals given with it."""
+    """pod: a ChannelPod of overlace/handle_pod.h, by value for CUDA kernels. first_id, ids: signals given with it.
+    words: the fields of the pod, then first_id and the bases of the heaps (enum ovl_word of overlace/capi_words.h)."""
 
     pod: bytes
     first_id: int
     ids: int
+    words: tuple[int, ...]
 
     def tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The pod as int64 words on a device, for kernels that take tensors."""
-        return torch.frombuffer(bytearray(self.pod), dtype=torch.int64).to(device)
+        """The words as an int64 tensor on a device, for kernels that take tensors (`overlace.triton`)."""
+        return torch.tensor(self.words, dtype=torch.int64, device=device)
 
 
 class Symmetric:
@@ -81,7 +84,7 @@ class Symmetric:
         self._buffers[address] = buffer
         return self._bytes_at(address, max(num_bytes, 1))[:num_bytes].view(dtype).view(sizes)
 
-    def _begin_of(self, what: str, t: torch.Tensor) -> int:
+    def begin_of(self, what: str, t: torch.Tensor) -> int:
         address = t.data_ptr()
         place = bisect.bisect_right(self._begins, address) - 1
         if place >= 0 and address < self._begins[place] + self._buffers[self._begins[place]].bytes:
@@ -94,7 +97,7 @@ class Symmetric:
     def peer(self, t: torch.Tensor, rank: int) -> torch.Tensor:
         if not isinstance(rank, int) or not 0 <= rank < self._size:
             raise InvalidArgument(f"peer: rank is {rank!r}, wanted 0 to {self._size - 1}")
-        begin = self._begin_of("peer", t)
+        begin = self.begin_of("peer", t)
         buffer = self._buffers[begin]
         address = self._address(buffer, rank)
         if address is None:
@@ -107,7 +110,7 @@ class Symmetric:
         return aligned.view(t.dtype).as_strided(t.shape, t.stride())
 
     def free(self, t: torch.Tensor) -> None:
-        begin = self._begin_of("free", t)
+        begin = self.begin_of("free", t)
         call("ovl_heap_free", self._runtime, self._buffers.pop(begin))
         self._begins.remove(begin)
 
@@ -116,4 +119,6 @@ class Symmetric:
             raise InvalidArgument(f"device_handle: ids is {ids!r}, wanted 0 to {(1 << 20) - 1}")
         pod, first = c.create_string_buffer(_HANDLE_BYTES), c.c_uint32()
         call("ovl_channel_handle", self._channel, ids, pod, c.c_uint64(_HANDLE_BYTES), c.byref(first))
-        return DeviceHandle(pod.raw, first.value, ids)
+        words = (c.c_int64 * (_WORDS + self._size))()
+        call("ovl_handle_words", pod, c.c_uint64(_HANDLE_BYTES), first, words, len(words))
+        return DeviceHandle(pod.raw, first.value, ids, tuple(words))

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "overlace/capi_words.h"
 #include "overlace/handle_pod.h"
 #include "overlace/signal.h"
 #include "src/capi/handles.h"
@@ -60,6 +61,12 @@ base::Status check_delta(std::string_view call, uint32_t delta) {
 
 base::Status check_source(std::string_view call, const void* src, uint64_t bytes) {
   return bytes == 0 ? base::Status() : check_not_null({call, "src"}, src);
+}
+
+base::Status check_handle_bytes(std::string_view call, uint64_t bytes) {
+  if (bytes == sizeof(ChannelPod)) return {};
+  return base::error(Errc::version_mismatch, "{}: bytes is {}, wanted {} (OVL_API_VERSION {})", call, bytes,
+                     sizeof(ChannelPod), OVL_API_VERSION);
 }
 
 /// What a wait that returned `code` failed of.
@@ -158,9 +165,7 @@ int ovl_channel_handle(ovl_channel* channel, uint32_t count, void* handle, uint6
     std::shared_ptr<ChannelObject> object;
     OVERLACE_TRY(check_not_null({kCall, "handle"}, handle));
     if (count > 0) OVERLACE_TRY(check_not_null({kCall, "first"}, first));
-    if (bytes != sizeof(ChannelPod))
-      return base::error(Errc::version_mismatch, "{}: bytes is {}, wanted {} (OVL_API_VERSION {})", kCall, bytes,
-                         sizeof(ChannelPod), OVL_API_VERSION);
+    OVERLACE_TRY(check_handle_bytes(kCall, bytes));
     OVERLACE_TRY(enter({kCall, "channel"}, channel, &entry, &object));
     if (count > 0) {
       object->ids.reserve(object->ids.size() + 1);
@@ -169,6 +174,41 @@ int ovl_channel_handle(ovl_channel* channel, uint32_t count, void* handle, uint6
       *first = object->ids.back().first;
     }
     std::memcpy(handle, &object->channel->pod(), sizeof(ChannelPod));
+    return {};
+  });
+}
+
+int ovl_handle_words(const void* handle, uint64_t bytes, uint32_t first, int64_t* words, uint32_t count) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_handle_words";
+    OVERLACE_TRY(check_not_null({kCall, "handle"}, handle));
+    OVERLACE_TRY(check_not_null({kCall, "words"}, words));
+    OVERLACE_TRY(check_handle_bytes(kCall, bytes));
+    ChannelPod pod;
+    std::memcpy(&pod, handle, sizeof pod);
+    const TeamPod& team = pod.team;
+    const auto wanted = static_cast<uint32_t>(OVL_WORD_BASES + team.size);
+    if (count != wanted) return base::invalid_argument("{}: count is {}, wanted {}", kCall, count, wanted);
+    const auto word = [](const void* address) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(address)); };
+    words[OVL_WORD_RANK] = team.rank;
+    words[OVL_WORD_SIZE] = team.size;
+    words[OVL_WORD_SLOTS] = static_cast<int64_t>(team.sig_off);
+    words[OVL_WORD_SLOT_PITCH] = team.sig_pitch;
+    words[OVL_WORD_SLOT_STRIDE] = team.sig_stride;
+    words[OVL_WORD_NUM_IDS] = team.num_ids;
+    words[OVL_WORD_CAPS] = team.caps;
+    words[OVL_WORD_TEAM_ID] = team.team_id;
+    words[OVL_WORD_SENT] = word(team.sent);
+    words[OVL_WORD_TICKETS] = word(team.ticket);
+    words[OVL_WORD_ABORT_WORD] = word(team.abort_word);
+    words[OVL_WORD_RECORD] = word(team.record);
+    words[OVL_WORD_TIMEOUT_NS] = static_cast<int64_t>(team.timeout_ns);
+    words[OVL_WORD_CLAIM] = word(team.claim);
+    words[OVL_WORD_CHANNEL_ID] = pod.channel_id;
+    words[OVL_WORD_BARRIER_ID] = pod.barrier_id;
+    words[OVL_WORD_FIRST_ID] = first;
+    for (int peer = 0; peer < team.size; ++peer)
+      words[OVL_WORD_BASES + peer] = word(team.heap_more == nullptr ? team.heap[peer] : team.heap_more[peer]);
     return {};
   });
 }

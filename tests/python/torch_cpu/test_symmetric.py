@@ -77,9 +77,10 @@ def _handle(group):
     rank, size = ctypes.c_int32.from_buffer_copy(handle.pod), ctypes.c_int32.from_buffer_copy(handle.pod, 4)
     assert (rank.value, size.value) == (group.rank(), group.size())
     words = handle.tensor()
-    assert words.dtype == torch.int64 and words.numel() * 8 == len(handle.pod)
-    # Behind rank and size come the bases of the heaps: my own is where my tensor lies.
-    mine, other = int(words[1 + group.rank()]), int(words[2 - group.rank()])
+    assert words.dtype == torch.int64 and words.tolist() == list(handle.words)
+    assert words[:2].tolist() == [group.rank(), group.size()] and words[16] == handle.first_id
+    # The last are the bases of the heaps: my own is where my tensor lies.
+    mine, other = handle.words[17 + group.rank()], handle.words[18 - group.rank()]
     offset = x.data_ptr() - mine
     assert 0 < offset < context.stats().heap_bytes
     assert context.peer(x, 1 - group.rank()).data_ptr() == other + offset
