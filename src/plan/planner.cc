@@ -90,7 +90,7 @@ bool is_short(const OpSpec& op, const Candidate& candidate) {
 
 /// Whether the few rows have a kernel of their own here. GPUs without it take them as others.
 bool has_small_m_kernel(const OpSpec& op, const Machine& machine) {
-  return spec::has_fused_kernels(machine) && spec::has_few_tokens(op);
+  return spec::has_fused_kernels(machine) && spec::has_measured_tokens(op, machine);
 }
 
 /// What was measured where that kernel is: it, and the library.
@@ -189,7 +189,7 @@ struct Planner::State {
 
   /// Nothing but candidates: a line that anybody may have written names no schedule of its own.
   bool is_considered(const OpSpec& op, const Decision& decision) const {
-    const std::vector<Candidate> known = candidates(op, machine);
+    const std::vector<Candidate> known = candidates(op, machine_for(op));
     const auto is_known = [&](const Candidate& one) {
       return std::find(known.begin(), known.end(), one) != known.end();
     };
@@ -230,7 +230,7 @@ struct Planner::State {
     if (left_out != 0)
       out.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, options.heap_bytes);
     if (!failure.empty()) out.reason += "; not measured: " + failure;
-    if (out.tier != Tier::probe && !has_small_m_kernel(op, machine)) {
+    if (out.tier != Tier::probe && !has_small_m_kernel(op, figures)) {
       if (const std::string why = too_little_to_hide(op, machine); !why.empty()) {
         settle_short(op, figures, &out);
         out.reason = why + "; " + out.reason;
@@ -287,7 +287,7 @@ struct Planner::State {
       const bool is_always = !spec::has_degree(candidate.family) || form == slab_kernel || form == tile_kernel;
       if (i < kSimulated || is_always) out.push_back(candidate);
     }
-    for (const Candidate& candidate : candidates(op, machine))
+    for (const Candidate& candidate : candidates(op, machine_for(op)))
       if (spec::form_of(op.op, candidate.family) == none && fits(op, candidate, options.heap_bytes))
         out.push_back(candidate);
     return out;
@@ -309,7 +309,7 @@ struct Planner::State {
 
   /// The one whose figures say something of the problem.
   const Machine& machine_for(const OpSpec& op) const {
-    return small_m && spec::has_few_tokens(op) ? *small_m : machine;
+    return small_m && spec::has_measured_tokens(op, *small_m) ? *small_m : machine;
   }
 
   const Machine machine;
