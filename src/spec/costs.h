@@ -50,9 +50,9 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work);
 /// in fused_cost(), since what slows them otherwise may hide it.
 double fused_slowdown(const Machine& machine, int64_t shard, int64_t k);
 
-/// The kernels of `one_shot`: tiles of kOneShotRows rows of the weights (n, k) on one SM each; two SMs share a tile along
-/// K where that leaves less to each. An SM streams its tiles at a rate of its own, all of them at most at the machine's
-/// (Machine::FewRows), and multiplies them by all tokens of a tile (tile_us). What is sent is not in it.
+/// The kernels of `one_shot`: tiles of kOneShotRows rows of the weights (n, k) on one SM each; two SMs share a tile
+/// along K where that leaves less to each. An SM streams its tiles at a rate of its own, all of them at most at the
+/// machine's (Machine::FewRows), and multiplies them by all tokens of a tile (tile_us). What is sent is not in it.
 struct OneShotCost {
   double start_us = 0;   // until weights stream, and from the last of them on
   double stream_us = 0;  // of the weights, or of their products where these take longer

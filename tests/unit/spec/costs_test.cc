@@ -81,9 +81,7 @@ TEST(Costs, OneShotStreamsTheTilesOfAnSm) {
 TEST(Costs, OneShotMultipliesAllTokensOfATile) {
   Machine machine = small();
   machine.few_rows = {{7}, {1e6}, {4}, {1e6}};  // weights stream in no time
-  const auto stream_us = [&](int64_t m, int64_t n) {
-    return one_shot_cost(machine, false, {m, n, 1000}).stream_us;
-  };
+  const auto stream_us = [&](int64_t m, int64_t n) { return one_shot_cost(machine, false, {m, n, 1000}).stream_us; };
   EXPECT_DOUBLE_EQ(stream_us(129, 256), 12) << "64 x 256 is as much as 128 x 128";
   EXPECT_DOUBLE_EQ(stream_us(256, 256), 12);
   EXPECT_DOUBLE_EQ(stream_us(256, 257), 24);

@@ -88,6 +88,34 @@ TEST(GemmCoreInstances, BoxesOfSourcesFillAStage) {
     EXPECT_EQ(i.spec.split_k, 1) << i.name << ": they would meet the other half's sums";
 }
 
+TEST(GemmCoreInstances, RefusesTilesOfSwappedOperandsThatTheKernelCannotDo) {
+  ConfigSpec s;
+  s.tile_m = 64;
+  s.tile_n = 16;
+  s.groups_per_tile = 1;
+  EXPECT_FALSE(is_valid(s)) << "narrow tiles are for swapped operands";
+  s.swaps_ab = true;
+  EXPECT_TRUE(is_valid(s));
+  s.split_k = 2;
+  EXPECT_TRUE(is_valid(s));
+  s.split_k = 1;
+  s.b_major = BMajor::n;  // tokens have K contiguous
+  EXPECT_FALSE(is_valid(s));
+  s.b_major = BMajor::k;
+  s.tile_n = 32;
+  EXPECT_FALSE(is_valid(s));
+  s.tile_n = 256;
+  EXPECT_TRUE(is_valid(s));
+  s.cluster_m = 2;  // which share loads of tokens
+  EXPECT_TRUE(is_valid(s));
+  s.cluster_m = 1;
+  s.cluster_n = 2;  // all tokens are in one tile
+  EXPECT_FALSE(is_valid(s));
+  s.cluster_n = 1;
+  s.split_k = 2;  // sums of the other half beside staging buffers: no room for four stages
+  EXPECT_FALSE(is_valid(s));
+}
+
 TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {
   ConfigSpec s;
   EXPECT_TRUE(is_valid(s));
@@ -124,31 +152,6 @@ TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {
   EXPECT_FALSE(is_valid(s));
   s.split_k = 1;
   s.tile_n = 192;  // 192 sums a thread
-  EXPECT_FALSE(is_valid(s));
-  s = ConfigSpec{};
-  s.tile_m = 64;
-  s.tile_n = 16;
-  s.groups_per_tile = 1;
-  EXPECT_FALSE(is_valid(s)) << "narrow tiles are for swapped operands";
-  s.swaps_ab = true;
-  EXPECT_TRUE(is_valid(s));
-  s.split_k = 2;
-  EXPECT_TRUE(is_valid(s));
-  s.split_k = 1;
-  s.b_major = BMajor::n;  // tokens have K contiguous
-  EXPECT_FALSE(is_valid(s));
-  s.b_major = BMajor::k;
-  s.tile_n = 32;
-  EXPECT_FALSE(is_valid(s));
-  s.tile_n = 256;
-  EXPECT_TRUE(is_valid(s));
-  s.cluster_m = 2;  // which share loads of tokens
-  EXPECT_TRUE(is_valid(s));
-  s.cluster_m = 1;
-  s.cluster_n = 2;  // all tokens are in one tile
-  EXPECT_FALSE(is_valid(s));
-  s.cluster_n = 1;
-  s.split_k = 2;  // sums of the other half beside staging buffers: no room for four stages
   EXPECT_FALSE(is_valid(s));
   s = ConfigSpec{};
   s.groups_k = true;  // whose B has N contiguous
