@@ -145,8 +145,8 @@ class Site {
 
 /// Tokens of other than whole chunks of 8 and tiles, columns of other than whole tiles, K of other than whole stages,
 /// more tiles than CTAs; with gemm_rs owners of no tokens, and those that share a chunk. On 132, 66 or 24 SMs two CTAs
-/// share each of few tiles along K, up to 128 tokens: not at N 5128, 4160 or 1288. Of more than 64 tokens two CTAs else
-/// share loads, and where tiles are odd in number (N 72, 1288, 4160, 5128) the last of them has none.
+/// share each of few tiles along K, up to 128 tokens: not at N 5128, 4160 or 1288. With more than 64 tokens two CTAs
+/// else share loads, and where tiles are odd in number (N 72, 1288, 4160, 5128) the last of them has none.
 std::vector<Problem> problems() {
   std::vector<Problem> all = {{1, 8, 8},
                               {1, 136, 72},

@@ -21,7 +21,7 @@ const InstanceSpec* choose_gather(DType dtype, BMajor b_major, std::span<const i
                                   int sms);
 /// The first with clusters of tiles of (tile_rows, tile_cols), as the schedule's groups say.
 const InstanceSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
-/// Of kernel one_shot or gather_one_shot the narrowest tile that takes `m` tokens; two CTAs a tile, each with half of
+/// The narrowest tile of kernel one_shot or gather_one_shot that takes `m` tokens; two CTAs a tile, each with half of
 /// K, where that is less to do for a CTA.
 const InstanceSpec* choose_one_shot(Kernel kernel, DType dtype, BMajor b_major, int64_t m, int64_t n, int sms);
 

@@ -76,7 +76,7 @@ struct AddPeers {
       return out;
     }
   };
-  /// Of kCount chunks from `first` on, those that a rank gets, as bits.
+  /// Which of kCount chunks from `first` on a rank gets, as bits.
   template <int kCount>
   __device__ __forceinline__ uint32_t chunks_of(int rank, int first) const {
     return s->chunks_of[rank] >> first & ((1u << kCount) - 1);
