@@ -131,6 +131,12 @@ std::string without_kernels(const OpSpec& op, const Machine& machine) {
                       spec::capability_text(machine.compute_capability));
 }
 
+/// Why the kernel of few rows is no candidate for these, though it takes them; empty if it is one, or is not there.
+std::string not_measured(const OpSpec& op, const Machine& machine) {
+  if (!spec::has_fused_kernels(machine) || !spec::has_few_tokens(op) || has_small_m_kernel(op, machine)) return {};
+  return base::format("one_shot takes M {} but was measured up to {:g}", op.m, machine.few_rows.measured_rows.value);
+}
+
 }  // namespace
 
 Candidate paper_rule(const OpSpec& op, const Machine& machine) {
@@ -205,7 +211,8 @@ struct Planner::State {
       if (std::optional<Decision> found = kept(op, key, options)) return *found;
     }
     Decision out = decide(op, options);
-    if (const std::string why = without_kernels(op, machine); !why.empty() && op.ranks > 1) out.reason += "; " + why;
+    for (const std::string& why : {without_kernels(op, machine), not_measured(op, small_m.value_or(machine))})
+      if (!why.empty() && op.ranks > 1) out.reason += "; " + why;
     // What was found by less than what was asked for is tried again.
     if (keeps && out.tier == options.limit && (prober == nullptr || prober->is_first())) cache.put(key, out);
     return out;

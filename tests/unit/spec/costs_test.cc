@@ -61,7 +61,7 @@ TEST(Costs, OneShotStreamsTheTilesOfAnSm) {
   };
   const double tile = 64 * 1000 * 2 * 1e-3;  // us at 1 GB/s
   for (const bool gathers : {false, true}) {
-    EXPECT_DOUBLE_EQ(stream_us(gathers, 513), 3 * stream_us(gathers, 256));
+    EXPECT_DOUBLE_EQ(stream_us(gathers, 512), 2 * stream_us(gathers, 256));
     EXPECT_DOUBLE_EQ(stream_us(gathers, 257), 1.5 * stream_us(gathers, 256)) << "three halves, not two tiles";
     EXPECT_DOUBLE_EQ(stream_us(gathers, 128) * 2, stream_us(gathers, 256)) << "two SMs share a tile";
     EXPECT_DOUBLE_EQ(stream_us(gathers, 192), stream_us(gathers, 256)) << "three tiles of two SMs each are two waves";

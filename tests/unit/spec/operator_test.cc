@@ -9,6 +9,7 @@
 #include "overlace/error.h"
 #include "src/base/json.h"
 #include "src/spec/fusable.h"
+#include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 #include "tests/unit/spec/operators.h"
 

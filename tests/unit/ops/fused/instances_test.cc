@@ -92,7 +92,7 @@ TEST(GemmCoreInstances, RefusesTilesOfSwappedOperandsThatTheKernelCannotDo) {
   ConfigSpec s;
   s.tile_m = 64;
   s.tile_n = 16;
-  s.groups_per_tile = 1;
+  s.store_buffers = s.groups_per_tile = 1;
   EXPECT_FALSE(is_valid(s)) << "narrow tiles are for swapped operands";
   s.swaps_ab = true;
   EXPECT_TRUE(is_valid(s));
