@@ -552,7 +552,7 @@ Machine as_priors(Machine machine) {
   prior(c.pair_us, c.local_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us,
         c.out_of_step, c.most_grouped);
   auto& s = machine.few_rows;
-  prior(s.gather_start_us, s.gather_sm_GBps, s.sum_start_us, s.sum_sm_GBps);
+  prior(s.gather_start_us, s.gather_sm_GBps, s.sum_start_us, s.sum_sm_GBps, s.measured_rows);
   prior(machine.transport.store_GBps, machine.transport.tma_GBps);
   prior(machine.link.egress_GBps, machine.link.ingress_GBps, machine.memory.hbm_GBps, machine.memory.reduce_GBps,
         machine.memory.reduce_us);

@@ -122,6 +122,7 @@ struct Machine {
   /// from the last of them on, and the rate at which one SM streams its own. Without rates `library` takes few rows.
   struct FewRows {
     Figure gather_start_us, gather_sm_GBps, sum_start_us, sum_sm_GBps;
+    Figure measured_rows = {64};  // up to which it was measured beside the library: planners take it for no more
     bool operator==(const FewRows&) const = default;
   } few_rows = {};
 

@@ -92,7 +92,8 @@ constexpr bool is_valid(const ConfigSpec& c) {
   // Sums of a thread: what registers hold beside all else.
   const bool fits = groups && c.tile_m % (64 * c.groups_per_tile) == 0 &&
                     c.tile_m * c.tile_n / (128 * c.groups_per_tile) <= kMostSums;
-  const bool swapped = c.tile_m == 64 && (c.tile_n == 16 || c.tile_n == 64) && c.groups_per_tile == 1;
+  const bool swapped = c.tile_m == 64 && (c.tile_n == 16 || c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 256) &&
+                       c.cluster_n == 1 && c.groups_per_tile == 1;
   const bool tile = c.swaps_ab ? swapped
                                : (c.tile_m == 128 && (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 ||
                                                       c.tile_n == 192 || c.tile_n == 224 || c.tile_n == 256)) ||

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/status.h"
 #include "src/gemm_core/config.h"
 #include "src/spec/fused_pod.h"
@@ -66,11 +67,15 @@ inline Stack as_c_stack(const ConfigSpec& s, const void* data, int64_t matrices,
                         int64_t matrix_pitch, int64_t pitch) {
   return {"c", data, matrices, m, n, matrix_pitch, pitch, 1, s.store_rows()};
 }
+/// Rows of B that a CTA loads of so many tokens: whole chunks of 8, as many for each CTA of a column.
+inline int64_t token_rows(const ConfigSpec& s, int64_t tokens) {
+  return one_shot_tokens(base::ceil_div(tokens, s.cluster_m));
+}
 /// B of swapped operands: in boxes of the chunks of 8 tokens that there are. Rows of a stage behind them hold what they
 /// held: their sums are stored nowhere. A box of 64 with 17 to 32 of them in the tensor took a tenth longer.
 inline Matrix as_tokens(const ConfigSpec& s, const void* data, int64_t tokens, int64_t k, int64_t pitch) {
   Matrix out = as_b(s, data, tokens, k, pitch);
-  out.box_rows = static_cast<int>(one_shot_tokens(tokens));
+  out.box_rows = static_cast<int>(token_rows(s, tokens));
   return out;
 }
 inline Matrix as_c(const ConfigSpec& s, const void* data, int64_t rows, int64_t n, int64_t pitch) {

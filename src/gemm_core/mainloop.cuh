@@ -75,14 +75,15 @@ __device__ __forceinline__ void load_a(const CUtensorMap* map, const Cta<Config>
   }
 }
 
-/// B (kTileN, kTileK): whole, or this CTA's part, to all CTAs that share it. K-contiguous: a part is rows of N.
-/// N-contiguous: boxes of 64 columns, of which a part is rows of K.
+/// B (kTileN, kTileK): whole, or this CTA's part, to all CTAs that share it. K-contiguous: a part is rows of N, of
+/// which `rows` are loaded. N-contiguous: boxes of 64 columns, of which a part is rows of K.
+template <class Config>
+inline constexpr int kRowsOfB = (Config::kBTransposed ? kTileK : Config::kTileN) / Config::kClusterM;
 template <class Config>
 __device__ __forceinline__ void load_b(const CUtensorMap* map, const Cta<Config>& cta, uint32_t stage, int32_t col,
-                                       int32_t k) {
+                                       int32_t k, int32_t rows = kRowsOfB<Config>) {
   constexpr int kParts = Config::kClusterM, kBoxes = Config::kBTransposed ? Config::kTileN / 64 : 1;
-  constexpr int kRows = (Config::kBTransposed ? kTileK : Config::kTileN) / kParts;
-  const int32_t first = cta.m_in_cluster * kRows;
+  const int32_t first = cta.m_in_cluster * rows;
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
     const uint32_t to = cta.b(stage) + static_cast<uint32_t>(box * kTileK + first) * 128;
@@ -182,10 +183,12 @@ __device__ __forceinline__ void open_stage(const GemmParams& p, const Cta<Config
   }
 }
 template <class Config>
-__device__ __forceinline__ void load_activations(const Source& from, const Cta<Config>& cta, uint32_t stage,
-                                                 int32_t k) {
+__device__ __forceinline__ void load_activations(const GemmParams& p, const Source& from, const Cta<Config>& cta,
+                                                 uint32_t stage, int32_t k) {
   if constexpr (Config::kSpec.swaps_ab) {
-    load_b(from.map, cta, stage, from.row, k * kTileK);
+    // Tokens that there are, of which CTAs of a column load equal parts.
+    const auto tokens = static_cast<int32_t>((p.stage_bytes - Config::kSpec.a_bytes()) / (kTileK * 2));
+    load_b(from.map, cta, stage, from.row, k * kTileK, tokens / Config::kClusterM);
   } else {
     load_a(from.map, cta, stage, from.row, k * kTileK);
   }
@@ -259,7 +262,7 @@ __device__ void load_tiles(const GemmParams& p, const Cta<Config>& cta, const Ti
           open_stage(p, cta, ring.slot, tile, depth.first + k);
         }
         wait.template wait<Config>(tile, k, deadline);
-        load_activations(from, cta, ring.slot, depth.first + k);
+        load_activations(p, from, cta, ring.slot, depth.first + k);
         ring.advance();
       }
       if (moment == 0) items.ask();

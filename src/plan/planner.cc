@@ -90,7 +90,7 @@ bool is_short(const OpSpec& op, const Candidate& candidate) {
 
 /// Whether the few rows have a kernel of their own here. GPUs without it take them as others.
 bool has_small_m_kernel(const OpSpec& op, const Machine& machine) {
-  return spec::has_fused_kernels(machine) && spec::has_few_tokens(op);
+  return spec::has_fused_kernels(machine) && spec::has_measured_tokens(op, machine);
 }
 
 /// What was measured where that kernel is: it, and the library.
@@ -129,6 +129,12 @@ std::string without_kernels(const OpSpec& op, const Machine& machine) {
   if (out.empty()) return {};
   return base::format("no {}, for {} alone; here: {}", out, spec::capability_text(spec::kFusedCapability),
                       spec::capability_text(machine.compute_capability));
+}
+
+/// Why the kernel of few rows is no candidate for these, though it takes them; empty if it is one, or is not there.
+std::string not_measured(const OpSpec& op, const Machine& machine) {
+  if (!spec::has_fused_kernels(machine) || !spec::has_few_tokens(op) || has_small_m_kernel(op, machine)) return {};
+  return base::format("one_shot takes M {} but was measured up to {:g}", op.m, machine.few_rows.measured_rows.value);
 }
 
 }  // namespace
@@ -189,7 +195,7 @@ struct Planner::State {
 
   /// Nothing but candidates: a line that anybody may have written names no schedule of its own.
   bool is_considered(const OpSpec& op, const Decision& decision) const {
-    const std::vector<Candidate> known = candidates(op, machine);
+    const std::vector<Candidate> known = candidates(op, machine_for(op));
     const auto is_known = [&](const Candidate& one) {
       return std::find(known.begin(), known.end(), one) != known.end();
     };
@@ -205,7 +211,8 @@ struct Planner::State {
       if (std::optional<Decision> found = kept(op, key, options)) return *found;
     }
     Decision out = decide(op, options);
-    if (const std::string why = without_kernels(op, machine); !why.empty() && op.ranks > 1) out.reason += "; " + why;
+    for (const std::string& why : {without_kernels(op, machine), not_measured(op, small_m.value_or(machine))})
+      if (!why.empty() && op.ranks > 1) out.reason += "; " + why;
     // What was found by less than what was asked for is tried again.
     if (keeps && out.tier == options.limit && (prober == nullptr || prober->is_first())) cache.put(key, out);
     return out;
@@ -230,7 +237,7 @@ struct Planner::State {
     if (left_out != 0)
       out.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, options.heap_bytes);
     if (!failure.empty()) out.reason += "; not measured: " + failure;
-    if (out.tier != Tier::probe && !has_small_m_kernel(op, machine)) {
+    if (out.tier != Tier::probe && !has_small_m_kernel(op, figures)) {
       if (const std::string why = too_little_to_hide(op, machine); !why.empty()) {
         settle_short(op, figures, &out);
         out.reason = why + "; " + out.reason;
@@ -287,7 +294,7 @@ struct Planner::State {
       const bool is_always = !spec::has_degree(candidate.family) || form == slab_kernel || form == tile_kernel;
       if (i < kSimulated || is_always) out.push_back(candidate);
     }
-    for (const Candidate& candidate : candidates(op, machine))
+    for (const Candidate& candidate : candidates(op, machine_for(op)))
       if (spec::form_of(op.op, candidate.family) == none && fits(op, candidate, options.heap_bytes))
         out.push_back(candidate);
     return out;
@@ -309,7 +316,7 @@ struct Planner::State {
 
   /// The one whose figures say something of the problem.
   const Machine& machine_for(const OpSpec& op) const {
-    return small_m && spec::has_few_tokens(op) ? *small_m : machine;
+    return small_m && spec::has_measured_tokens(op, *small_m) ? *small_m : machine;
   }
 
   const Machine machine;

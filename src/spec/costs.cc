@@ -37,7 +37,7 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
   double busy = 1, flops = 0;  // SMs of the last full wave; of whole tiles
   for (const GemmTile& tile : gemm.tiles) {
     const int64_t whole = work.batch * base::ceil_div(work.m, tile.rows) * base::ceil_div(work.n, tile.cols);
-    const bool splits = machine.is_gpu && work.m <= kOneShotTokens / work.batch;
+    const bool splits = machine.is_gpu && work.m <= kSplitRows / work.batch;
     const int64_t parts = splits ? std::max<int64_t>(sms / whole, 1) : 1, tiles = whole * parts;
     const double waves = static_cast<double>(base::ceil_div(tiles, sms)),
                  depth = static_cast<double>(work.k) / static_cast<double>(parts);
@@ -102,18 +102,23 @@ OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& 
   if (work.n <= 0 || work.k <= 0) return out;
   const int64_t sms = std::max(machine.sms, 2), tiles = base::ceil_div(work.n, kOneShotRows);
   const int64_t whole = base::ceil_div(tiles, sms), shared = base::ceil_div(tiles, sms / 2);  // tiles of an SM, of two
-  const bool is_shared = gathers && shares_one_shot_tiles(tiles, sms);
+  const bool is_shared = shares_one_shot_tiles(work.m, tiles, sms);
   const double row = static_cast<double>(work.k * work.in_bytes), tile = static_cast<double>(kOneShotRows) * row;
   const double each = is_shared ? static_cast<double>(shared) * tile / 2 : static_cast<double>(whole) * tile;
+  out.waves = static_cast<double>(is_shared ? shared : whole);
+  const bool has_tiles = !machine.gemm.tiles.empty();
+  const double product =
+      has_tiles ? tile_us(machine, kOneShotRows, one_shot_tile_tokens(work.m), is_shared ? work.k / 2 : work.k) : 0;
   const Machine::FewRows& kernel = machine.few_rows;
   out.start_us = (gathers ? kernel.gather_start_us : kernel.sum_start_us).value;
-  out.stream_us = std::max(at_rate(each, (gathers ? kernel.gather_sm_GBps : kernel.sum_sm_GBps).value * kBytesPerUs),
-                           at_rate(static_cast<double>(work.n) * row, machine.gemm.stream_GBps.value * kBytesPerUs));
-  out.waves = static_cast<double>(is_shared ? shared : whole);
+  out.stream_us = std::max({at_rate(each, (gathers ? kernel.gather_sm_GBps : kernel.sum_sm_GBps).value * kBytesPerUs),
+                            at_rate(static_cast<double>(work.n) * row, machine.gemm.stream_GBps.value * kBytesPerUs),
+                            out.waves * product});
   return out;
 }
 
-bool shares_one_shot_tiles(int64_t tiles, int64_t sms) {
+bool shares_one_shot_tiles(int64_t m, int64_t tiles, int64_t sms) {
+  if (m > kOneShotSplitTokens) return false;
   const auto each = [&](int64_t slots) { return base::ceil_div(tiles, std::max<int64_t>(1, slots)); };
   return each(sms / 2) < 2 * each(sms);
 }

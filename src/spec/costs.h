@@ -19,6 +19,9 @@ struct GemmWork {
   double bytes() const;  // operands and result, each once
 };
 
+/// Rows of products whose K the library splits.
+inline constexpr int64_t kSplitRows = 64;
+
 struct GemmCost {
   double us = 0;        // the whole
   double waves = 0;     // of tiles, rounded up; 0 if a rate is the limit
@@ -26,7 +29,7 @@ struct GemmCost {
 };
 
 /// By the tile whose waves are fastest for the shape. SMs multiply whole tiles, so the sustained rate counts their rows
-/// and columns. GPUs: K of few rows (kOneShotTokens) is split between SMs that would have no tile; adding the parts up
+/// and columns. GPUs: K of few rows (kSplitRows) is split between SMs that would have no tile; adding the parts up
 /// takes what a wave takes besides K. A batch reads a B that is larger than the L2 cache once per GEMM. Nothing to
 /// do: 0. Precondition: the machine has GEMM tiles.
 GemmCost gemm_cost(const Machine& machine, const GemmWork& work);
@@ -47,18 +50,18 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work);
 /// in fused_cost(), since what slows them otherwise may hide it.
 double fused_slowdown(const Machine& machine, int64_t shard, int64_t k);
 
-/// The kernels of `one_shot`: tiles of kOneShotRows rows of the weights (n, k) on one SM each; in ag_gemm two SMs share
-/// a tile along K where that leaves less to each. An SM streams its tiles at a rate of its own, all of them at most at
-/// the machine's (Machine::FewRows). What is sent is not in it.
+/// The kernels of `one_shot`: tiles of kOneShotRows rows of the weights (n, k) on one SM each; two SMs share a tile
+/// along K where that leaves less to each. An SM streams its tiles at a rate of its own, all of them at most at the
+/// machine's (Machine::FewRows), and multiplies them by all tokens of a tile (tile_us). What is sent is not in it.
 struct OneShotCost {
   double start_us = 0;   // until weights stream, and from the last of them on
-  double stream_us = 0;  // of the weights
+  double stream_us = 0;  // of the weights, or of their products where these take longer
   double waves = 0;      // of tiles; ag_gemm sends before them, the others behind each
 };
 OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& work);
 
-/// Whether two SMs share each tile of a kernel of `one_shot` along K: where that leaves less to an SM.
-bool shares_one_shot_tiles(int64_t tiles, int64_t sms);
+/// Whether two SMs share each tile of a kernel of `one_shot` for m tokens along K: where that leaves less to an SM.
+bool shares_one_shot_tiles(int64_t m, int64_t tiles, int64_t sms);
 
 /// A tile of a cluster of SMs.
 struct ClusterTile {

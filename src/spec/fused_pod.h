@@ -74,10 +74,18 @@ constexpr int32_t tiles_of_group(const TileGroups& g, int32_t own_rows, int32_t 
   return (tall < g.rows ? tall : g.rows) * (wide < g.cols ? wide : g.cols);
 }
 
-/// Few tokens, of any operator: at most so many. Sums travel in slots of (tokens, columns) that hold whole tiles of the
-/// kernel.
-inline constexpr int64_t kOneShotTokens = 64;
-inline constexpr int64_t kOneShotRows = 64;  // of the weights, that a tile has
+/// Few tokens, of any operator: at most so many, the one limit of `one_shot` on GPUs. Sums travel in slots of (tokens,
+/// columns) that hold whole tiles of the kernel.
+inline constexpr int64_t kOneShotTokens = 256;
+/// A tile has so many rows of the weights, and of these numbers of tokens the least that holds all. Up to
+/// kOneShotSplitTokens two CTAs may share a tile along K: beside the sums of half a wider one no ring has room.
+inline constexpr int64_t kOneShotRows = 64, kOneShotSplitTokens = 128;
+inline constexpr int64_t kOneShotTiles[] = {16, 64, 128, kOneShotTokens};
+constexpr int64_t one_shot_tile_tokens(int64_t m) {
+  for (const int64_t tokens : kOneShotTiles)
+    if (m <= tokens) return tokens;
+  return kOneShotTokens;
+}
 constexpr int64_t one_shot_tokens(int64_t m) { return (m + 7) / 8 * 8; }
 constexpr int64_t one_shot_columns(int64_t n) { return (n + 127) / 128 * 128; }
 

@@ -280,6 +280,7 @@ void visit_costs(V& v, M& m) {
     w.figure("gather_sm_GBps", o.gather_sm_GBps, kMostRate);
     w.figure("sum_start_us", o.sum_start_us, kMostUs);
     w.figure("sum_sm_GBps", o.sum_sm_GBps, kMostRate);
+    w.figure_or("measured_rows", Machine::FewRows{}.measured_rows, o.measured_rows, kMostRate);
   });
   v.part("transport", m.transport, [](auto& w, auto& t) {
     w.curve("store_GBps", "ctas", t.store_GBps, kMostRate, Growth::any);

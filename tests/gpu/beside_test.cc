@@ -26,6 +26,7 @@ constexpr Family kFamilies[] = {
     {"gemm_rs", "tma_slot", 4},          {"gemm_rs", "tma_slot", 1},         {"gemm_ar", "tma_slot", 4},
     {"gemm_ar", "tma_slot", 1},          {"ag_gemm", "k_slab", 4},           {"ag_gemm", "k_slab", 1},
     {"ag_gemm", "one_shot", 1, 64},      {"gemm_rs", "one_shot", 1, 64},     {"gemm_ar", "one_shot", 1, 64},
+    {"ag_gemm", "one_shot", 1, 250},     {"gemm_rs", "one_shot", 1, 250},    {"gemm_ar", "one_shot", 1, 128},
     {"gemm_rs", "hetero_unfused_1d", 4}, {"ag_gemm", "uniform_fused_1d", 4}, {"gemm_rs", "library", 1}};
 
 ExactProblem problem_of(const Family& f) {

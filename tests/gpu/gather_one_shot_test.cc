@@ -127,7 +127,8 @@ class Site {
 };
 
 /// Shards of all lengths, 0 too; columns of other than whole tiles, K of other than whole stages, more tiles than CTAs
-/// and fewer. On 132 SMs and two ranks N 5128 and 7176 take one CTA a tile, all others two.
+/// and fewer. On 132 SMs and two ranks N 5128 and 7176, on 66 N 4160, on 24 N 1288 take one
+/// CTA a tile, the others of at most 128 tokens two.
 const std::vector<Problem>& problems() {
   static const std::vector<Problem> all = {{1, 8, 8},
                                            {1, 136, 72, DType::bf16, true},
@@ -144,6 +145,13 @@ const std::vector<Problem>& problems() {
                                            {33, 7176, 136, DType::fp16},
                                            {64, 9032, 136},
                                            {64, 8, 4096},
+                                           {65, 392, 520, DType::fp16, true, {0, 1, 65}},
+                                           {100, 5128, 136, DType::bf16, true, {0, 100, 100}},
+                                           {128, 1288, 328, DType::bf16, false, {}, 72},
+                                           {128, 4160, 72, DType::fp16, true},
+                                           {129, 136, 1032, DType::fp16},
+                                           {200, 5128, 136, DType::bf16, true, {0, 63, 200}, 128, 0, true},
+                                           {256, 1096, 264},
                                            {17, 256, 64, DType::fp16, true, {0, 5, 17}, 0, 0, true},
                                            {64, 520, 264, DType::bf16, false, {}, 0, 0, true},
                                            {300, 392, 520, DType::bf16, false, {0, 100, 300}, 0, 4, true},
@@ -196,6 +204,7 @@ TEST(GpuGatherOneShot, IsReplayedFromAGraphBetweenEagerCalls) {
     const Problem replayed[] = {{1, 1000, 264},
                                 {40, 1288, 520},
                                 {40, 520, 264, DType::bf16, false, {}, 0, 0, true},
+                                {200, 1288, 264, DType::bf16, true, {}, 0, 0, true},
                                 {300, 392, 520, DType::bf16, false, {0, 100, 300}, 0, 4, true}};
     for (const Problem& problem : replayed) {
       const Sites sites = make_sites(gpu, gpu.channel, problem);
@@ -236,8 +245,8 @@ TEST(GpuGatherOneShot, SaysWhatItHasNoKernelFor) {
       op.activation = activation;
       return ops::supports(gpu.channel, op, spec::make_schedule(op, "one_shot")).reason;
     };
-    EXPECT_EQ(reason(64, spec::Activation::none), "");
-    EXPECT_NE(reason(65, spec::Activation::none).find("M 65; wanted: at most 64"), std::string::npos);
+    EXPECT_EQ(reason(256, spec::Activation::none), "");
+    EXPECT_NE(reason(257, spec::Activation::none).find("M 257; wanted: at most 256"), std::string::npos);
     EXPECT_NE(reason(8, spec::Activation::swiglu).find("swiglu of few rows"), std::string::npos);
   });
 }

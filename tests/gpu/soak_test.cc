@@ -28,6 +28,7 @@ int calls() {
 struct Soaked {
   std::string op, family;
   int degree = 1;
+  int64_t most_rows = kMostRows;
 };
 
 class SoakTest : public testing::TestWithParam<Soaked> {};
@@ -82,7 +83,7 @@ class Site {
   static spec::OpSpec problem_of(const Soaked& how, int ranks) {
     spec::OpSpec wanted;
     wanted.op = how.op;
-    wanted.m = kMostRows;
+    wanted.m = how.most_rows;
     wanted.n = kN;
     wanted.k = kK;
     wanted.ranks = ranks;
@@ -195,12 +196,15 @@ std::vector<Soaked> all_schedules() {
     for (const std::string& family : families_with_a_result(op)) {
       list.push_back({op, family, 1});
       if (family != "library" && family != "serial") list.push_back({op, family, 2});
+      if (family == "one_shot")
+        for (const int64_t rows : {3, 60, 100}) list.push_back({op, family, 1, rows});  // its other tiles
     }
   }
   return list;
 }
 INSTANTIATE_TEST_SUITE_P(Schedules, SoakTest, testing::ValuesIn(all_schedules()), [](const auto& case_) {
-  return case_.param.op + "_" + case_.param.family + "_q" + std::to_string(case_.param.degree);
+  return case_.param.op + "_" + case_.param.family + "_q" + std::to_string(case_.param.degree) +
+         (case_.param.most_rows == kMostRows ? "" : "_M" + std::to_string(case_.param.most_rows));
 });
 
 }  // namespace

@@ -37,8 +37,11 @@ constexpr Family kFamilies[] = {{"gemm_rs", "tma_slot", 4},
                                 {"gemm_rs", "one_shot", 1, 64, 8192},
                                 {"gemm_ar", "one_shot", 1, 64, 8192},
                                 {"gemm_ar", "one_shot", 1, 3, 8192},
+                                {"gemm_rs", "one_shot", 1, 100, 4096},
+                                {"gemm_ar", "one_shot", 1, 250, 8192},
                                 {"ag_gemm", "one_shot", 1, 64, 8192},
-                                {"ag_gemm", "one_shot", 1, 2, 4096}};
+                                {"ag_gemm", "one_shot", 1, 2, 4096},
+                                {"ag_gemm", "one_shot", 1, 250, 8192}};
 
 void settle_device() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 

@@ -49,7 +49,7 @@ inline Case draw_case(Dice& dice, int ranks, const Families& families) {
   c.degree = static_cast<int>(dice.one_in(10) ? dice.number(9, 20) : dice.number(1, 8));
   c.options = options_of(dice, c.degree);
   if (c.family == "hierarchical") c.options["hosts"] = hosts_of(ranks, static_cast<size_t>(dice.number(0, 11)));
-  c.m = dice.one_in(12) ? 0 : dice.number(1, 40);
+  c.m = dice.one_in(12) ? 0 : dice.number(1, c.family == "one_shot" && dice.one_in(2) ? kOneShotTokens : 40);
   c.n = extent(dice);
   c.k = dice.one_in(20) && !spec::gathers(c.op) ? 0 : extent(dice);
   std::tie(c.in, c.out) = dice.of(kTypes);

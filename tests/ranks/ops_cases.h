@@ -20,6 +20,7 @@
 #include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "src/base/half.h"
+#include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 #include "tests/ranks/support/run_ranks.h"
 
@@ -555,6 +556,8 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       if (family == "tma_slot" && turn % 2 == 0) c.options["align"] = int64_t{2};                 // several bands
+      if (family == "one_shot" && turn % 2 == 0)  // tiles of more tokens
+        c.m = 65 + static_cast<int64_t>(turn) * 37 % (kOneShotTokens - 64);
       c.gap = turn % 5 == 3 ? 3 : 0;
       const bool knows_hosts = family == "hierarchical" || (family == "serial" && degree > 2 && def.knows_hosts);
       if (knows_hosts) c.options["hosts"] = hosts_of(ranks, turn);

@@ -56,4 +56,26 @@ struct AddHalf {
 template <class Config>
 using ReduceHalves = std::conditional_t<Config::kSplitK == 1, ReduceNone, AddHalf>;
 
+/// Both halves of K where there are two, then `next`, another Reduce hook without loads, by those who store the tile.
+template <class Config, class Next>
+struct AddHalfThen {
+  static_assert(Next::kReduces && !Next::kLoads);
+  static constexpr bool kReduces = true, kLoads = false;
+  Next next;
+  ReduceHalves<Config> halves = {};
+
+  __device__ __forceinline__ void start() { next.start(); }
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() const {}
+  template <class Same, class Item>
+  __device__ __forceinline__ void add(Accumulators<Same>& sums, const Cta<Same>& cta, uint32_t group, Item item,
+                                      Ring<Same::kStages>& ring, Deadline& deadline) {
+    if constexpr (Same::kSplitK > 1) {
+      halves.template add<Same>(sums, cta, group, item, ring, deadline);
+      if (!cta.stores(group)) return;
+    }
+    next.template add<Same>(sums, cta, group, item, ring, deadline);
+  }
+};
+
 }  // namespace overlace::gemm_core

@@ -88,20 +88,11 @@ const InstanceSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows,
   return nullptr;
 }
 
-const InstanceSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m) {
+const InstanceSpec* choose_one_shot(Kernel kernel, DType dtype, BMajor b_major, int64_t m, int64_t n, int sms) {
   const InstanceSpec* best = nullptr;
-  for (const InstanceSpec& one : specs_of(Kernel::one_shot)) {
+  for (const InstanceSpec& one : specs_of(kernel)) {
     if (!fits(one, dtype, b_major) || one.spec.tile_n < m) continue;
-    if (best == nullptr || one.spec.tile_n < best->spec.tile_n) best = &one;
-  }
-  return best;
-}
-
-const InstanceSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms) {
-  const InstanceSpec* best = nullptr;
-  for (const InstanceSpec& one : specs_of(Kernel::gather_one_shot)) {
-    if (!fits(one, dtype, b_major) || one.spec.tile_n < m) continue;
-    const bool is_shared = spec::shares_one_shot_tiles(base::ceil_div(n, one.spec.tile_m), sms);
+    const bool is_shared = spec::shares_one_shot_tiles(m, base::ceil_div(n, one.spec.tile_m), sms);
     const bool is_narrower = best == nullptr || one.spec.tile_n < best->spec.tile_n;
     const bool is_asked = !is_narrower && one.spec.tile_n == best->spec.tile_n && (one.spec.split_k > 1) == is_shared;
     if (is_narrower || is_asked) best = &one;
@@ -125,10 +116,11 @@ base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule
     return missing(schedule, base::format("{}, tiles {}x{}; wanted: 256x128 or 256x256", operands, rows, cols));
   }
   const int64_t m = param<int64_t>(schedule, "M", 0), n = param<int64_t>(schedule, "N", 0);
-  const InstanceSpec* found = !spec::gathers(schedule.op) ? choose_one_shot(type, major, m)
-                              : spec::takes_one_shot(schedule)
-                                  ? choose_gather_one_shot(type, major, m, n, sms)
-                                  : choose_gather(type, major, schedule.tables.at("off"), n, sms);
+  const bool gathers = spec::gathers(schedule.op);
+  const InstanceSpec* found =
+      spec::takes_one_shot(schedule)
+          ? choose_one_shot(gathers ? Kernel::gather_one_shot : Kernel::one_shot, type, major, m, n, sms)
+          : choose_gather(type, major, schedule.tables.at("off"), n, sms);
   if (found != nullptr) return found;
   return missing(schedule, is_nk
                                ? base::format("{}, M {}, N {}; wanted: sizes for which one is compiled", operands, m, n)

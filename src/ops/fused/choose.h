@@ -21,10 +21,9 @@ const InstanceSpec* choose_gather(DType dtype, BMajor b_major, std::span<const i
                                   int sms);
 /// The first with clusters of tiles of (tile_rows, tile_cols), as the schedule's groups say.
 const InstanceSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
-/// With the narrowest tile that takes `m` tokens.
-const InstanceSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m);
-/// The narrowest tile for ag_gemm; two CTAs a tile, each with half of K, where that is less to do for a CTA.
-const InstanceSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms);
+/// The narrowest tile of kernel one_shot or gather_one_shot that takes `m` tokens; two CTAs a tile, each with half of
+/// K, where that is less to do for a CTA.
+const InstanceSpec* choose_one_shot(Kernel kernel, DType dtype, BMajor b_major, int64_t m, int64_t n, int sms);
 
 /// The instance of the schedule on `sms` SMs; not_supported says what is missing.
 base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule, int sms);

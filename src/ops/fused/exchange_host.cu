@@ -74,7 +74,7 @@ base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod&
   const int64_t rows[] = {0, shape.n};
   gemm->order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
   gemm->k_blocks = static_cast<int32_t>(base::ceil_div(shape.k, kTileK * s.split_k));
-  gemm->stage_bytes = static_cast<uint32_t>(s.a_bytes() + one_shot_tokens(shape.tokens) * kTileK * 2);
+  gemm->stage_bytes = static_cast<uint32_t>(s.a_bytes() + token_rows(s, shape.tokens) * s.cluster_m * kTileK * 2);
   return prepare_grid(instance, team, most_clusters, gemm);
 }
 

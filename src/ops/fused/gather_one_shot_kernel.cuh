@@ -12,30 +12,12 @@
 
 namespace overlace::ops::fused {
 
-/// Sums of both halves of K where there are two, then the bias.
-template <class Config>
-struct AddHalfAndBias {
-  static constexpr bool kReduces = true, kLoads = false;
-  ReduceHalves<Config> halves;
-  AddBias bias;
-
-  __device__ __forceinline__ void start() {}
-  __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ void end() const {}
-  template <class Same, class Item>
-  __device__ __forceinline__ void add(Accumulators<Same>& sums, const Cta<Same>& cta, uint32_t group, Item item,
-                                      Ring<Same::kStages>& ring, Deadline& deadline) {
-    if constexpr (Same::kSplitK > 1) halves.template add<Same>(sums, cta, group, item, ring, deadline);
-    bias.template add<Same>(sums, cta, group, item, ring, deadline);
-  }
-};
-
 template <class Config>
 __global__ __launch_bounds__(kThreads,
                              1) void sm90_one_shot_gather_gemm(const __grid_constant__ OneShotGatherGemmParams p) {
   run<Config>(p.gemm, places_of(p.gather), WaitTokens{&p.gather}, StoreTransposed{&p.gemm.c, 0}, SignalNone{},
               PushShard<OneShotGatherParams>{&p.gather},
-              AddHalfAndBias<Config>{{}, {&p.gemm, p.gather.bias, p.gather.n}});
+              AddHalfThen<Config, AddBias>{{&p.gemm, p.gather.bias, p.gather.n}});
 }
 
 }  // namespace overlace::ops::fused

@@ -20,11 +20,11 @@ struct OneShotParams {
   ChannelPod channel;
   uint64_t inbox, pitch;  // of the first buffer in every heap; from it to the second
   uint64_t slot_bytes;
-  uint32_t* calls;                  // made so far, a count for each warp that adds: (count_ctas, 8) in device memory
-  uint32_t* places;                 // counter of DrawnPlaces
-  uint32_t count_ctas;              // of the largest grid
-  int32_t chunks;                   // of a tile
-  uint8_t chunks_of[kOrderShards];  // that a rank gets; bit i: tokens 8 i to 8 i + 7
+  uint32_t* calls;                   // made so far, a count for each warp that adds: (count_ctas, 8) in device memory
+  uint32_t* places;                  // counter of DrawnPlaces
+  uint32_t count_ctas;               // of the largest grid
+  int32_t chunks;                    // of a tile
+  uint32_t chunks_of[kOrderShards];  // that a rank gets; bit i: tokens 8 i to 8 i + 7
   int32_t n;
   const void* bias;  // (N) of the output's type, or null
 };

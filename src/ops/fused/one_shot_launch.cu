@@ -43,9 +43,10 @@ Tokens tokens_of(const OneShotArgs& g, int rank) {
 }
 
 /// Who owns no tokens gets the first chunk all the same: see OneShotParams.
-uint8_t chunks_of(const Tokens& tokens) {
+uint32_t chunks_of(const Tokens& tokens) {
+  static_assert(kOneShotTokens <= 8 * 32);  // bits
   if (tokens.first == tokens.end) return 1;
-  return static_cast<uint8_t>((1u << (tokens.end + 7) / 8) - (1u << tokens.first / 8));
+  return static_cast<uint32_t>((uint64_t{1} << (tokens.end + 7) / 8) - (uint64_t{1} << tokens.first / 8));
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ struct OneShotArgs {
 /// Words that count the calls of a grid.
 int one_shot_counts(const ConfigSpec& spec, int clusters);
 
-/// Everything a launch needs; reusable while the pointers hold. All ranks use the same instance.
+/// Everything a launch needs; reusable while the pointers hold. Ranks may use different instances: what travels does
+/// not depend on how tiles are shared.
 struct PreparedOneShot {
   OneShotGemmParams params;
   const Instance* instance = nullptr;

@@ -76,7 +76,7 @@ std::vector<int> band_kernel_degrees(const OpSpec& op, const Machine& machine) {
 }
 
 std::vector<int> small_m_degrees(const OpSpec& op, const Machine& machine) {
-  return has_fused_kernels(machine) && has_few_tokens(op) ? std::vector<int>{1} : std::vector<int>{};
+  return has_fused_kernels(machine) && has_measured_tokens(op, machine) ? std::vector<int>{1} : std::vector<int>{};
 }
 
 void align_to_slabs(const OpSpec&, FamilyOptions* options) { options->align_columns = kTileDepth; }
@@ -124,6 +124,10 @@ bool is_fusable(const OpSpec& op) {
 bool has_few_tokens(const OpSpec& op) {
   return find_family(op.op, ClosedForm::small_m_kernel) != nullptr && op.m > 0 && is_fusable(op) &&
          fused_problem(fused_shape(op, /*is_small_m=*/true)).empty();
+}
+
+bool has_measured_tokens(const OpSpec& op, const Machine& machine) {
+  return has_few_tokens(op) && static_cast<double>(op.m) <= machine.few_rows.measured_rows.value;
 }
 
 }  // namespace overlace::spec

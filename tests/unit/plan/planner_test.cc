@@ -212,6 +212,37 @@ TEST(Planner, TakesOneShotForFewTokensOnGpus) {
   EXPECT_FALSE(has_one_shot(op_of("gemm_ar", 8, 8192, 2048), spec::find_machine("cpu2")));
 }
 
+/// Its kernels take more than were measured with it: those are as if it were not there.
+TEST(Planner, TakesOneShotForAsManyTokensAsTheMachineSaysWereMeasured) {
+  const Machine usual = spec::find_machine("h200x2");
+  Machine measured = usual;
+  measured.few_rows.measured_rows = {256};
+  const auto families = [](const OpSpec& op, const Machine& machine) {
+    std::set<std::string> out;
+    for (const Candidate& one : candidates(op, machine)) out.insert(one.family);
+    return out;
+  };
+  EXPECT_EQ(usual.few_rows.measured_rows.value, 64);
+  EXPECT_EQ(h200().few_rows.measured_rows.value, 64) << "its file does not say";
+  for (const char* name : {"gemm_ar", "gemm_rs"}) {
+    for (const int64_t m : {65, 128, 129, 256}) {
+      const OpSpec op = op_of(name, m, 8192, 2048, 2);
+      ASSERT_TRUE(spec::has_few_tokens(op));
+      for (const Machine& machine : {usual, h200()}) {
+        EXPECT_EQ(families(op, machine).count("one_shot"), 0u) << m;
+        const auto plan = Planner(machine).plan(op);
+        EXPECT_NE(plan->candidate.family, "one_shot") << m;
+        EXPECT_TRUE(plan->reason.ends_with(base::format("; one_shot takes M {} but was measured up to 64", m)))
+            << plan->reason;
+      }
+      EXPECT_EQ(families(op, measured), (std::set<std::string>{"library", "one_shot"})) << m;
+      EXPECT_EQ(Planner(measured).plan(op)->candidate.family, "one_shot") << m;
+    }
+    const OpSpec more = op_of(name, 257, 8192, 2048, 2);
+    EXPECT_EQ(families(more, measured), families(more, usual));
+  }
+}
+
 /// Whatever the tier, the figures and the number of tokens; and the reason says so.
 TEST(Planner, TakesNoKernelWhereTheGpusHaveNone) {
   const auto is_kernel = [](const OpSpec& op, const std::string& family) {

@@ -284,6 +284,16 @@ TEST(Recurrence, FewTokensOfMorePeersAreSentToEach) {
   EXPECT_NEAR(us_of("gemm_rs", 4) - us_of("gemm_rs", 2), (3.0 / 4 - 1.0 / 2) * megabyte, 1e-6);
 }
 
+/// A tile has 256 tokens from 129 on, whose products take longer than the weights: more of them are more to send alone.
+TEST(Recurrence, TokensOfAWholeTileAreMultiplied) {
+  const Machine machine = spec::find_machine("h200x2");
+  const auto us_of = [&](int64_t m) { return us(op_of("gemm_ar", m, 8192, 2048, 2), machine, "one_shot", 1); };
+  const double token = 8192 * 2 / machine.transport.store_GBps.at(132) * 1e-3;
+  EXPECT_NEAR(us_of(256) - us_of(129), 127 * token, 1e-6);
+  EXPECT_NEAR(us_of(128) - us_of(1), 127 * token, 1e-6) << "weights take longer";
+  EXPECT_NEAR(us_of(129) - us_of(128) - token, spec::tile_us(machine, 64, 256, 2048) - 8192 * 2048 * 2 / 4083e3, 1e-2);
+}
+
 /// All SMs of the machine push, at the rate that its file says for so many.
 TEST(Recurrence, FewTokensArePushedByAllSms) {
   Machine machine = spec::find_machine("h200x2");

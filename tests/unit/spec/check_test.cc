@@ -9,6 +9,7 @@
 
 #include "overlace/error.h"
 #include "overlace/schedule.h"
+#include "src/spec/fused_pod.h"
 #include "tests/unit/spec/operators.h"
 #include "tests/unit/spec/support/findings.h"
 
@@ -53,6 +54,21 @@ TEST(Check, AllFamiliesPassForAllTeamSizes) {
           expect_ok(op_of(name, 64, ranks), family, degree);
           expect_ok(op_of(name, 45, ranks, false), family, degree, {{"ce_queues", int64_t{3}}});
         }
+      }
+    }
+  }
+}
+
+TEST(Check, FewRowsPassUpToTheirLimit) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const int ranks : {2, 3, 8}) {
+      for (const int64_t m : {int64_t{65}, int64_t{129}, int64_t{200}, kOneShotTokens}) {
+        OpSpec op = op_of(name, m, ranks);
+        expect_ok(op, "one_shot", 1);
+        if (std::string_view(name) == "gemm_ar") continue;
+        op.row_offsets.assign(static_cast<size_t>(ranks) + 1, m);  // all rows are the second rank's
+        op.row_offsets[0] = op.row_offsets[1] = 0;
+        expect_ok(op, "one_shot", 1);
       }
     }
   }

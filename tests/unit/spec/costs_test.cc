@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "src/spec/fused_pod.h"
+
 namespace overlace::spec {
 namespace {
 
@@ -53,23 +55,40 @@ TEST(Costs, OfFewRowsKIsSplit) {
 TEST(Costs, OneShotStreamsTheTilesOfAnSm) {
   Machine machine = small();  // four SMs
   machine.few_rows = {{7}, {34}, {4}, {42}};
+  machine.gemm.tiles = {{128, 128, {0.01}, {0.01}}};  // products take no time
   const auto stream_us = [&](bool gathers, int64_t n) {
     return one_shot_cost(machine, gathers, {8, n, 1000}).stream_us;
   };
   const double tile = 64 * 1000 * 2 * 1e-3;  // us at 1 GB/s
-  EXPECT_DOUBLE_EQ(stream_us(false, 64), stream_us(false, 256));
-  EXPECT_DOUBLE_EQ(stream_us(false, 257), 2 * stream_us(false, 256));
-  EXPECT_DOUBLE_EQ(stream_us(true, 128) * 2, stream_us(true, 256)) << "two SMs share a tile";
-  EXPECT_DOUBLE_EQ(stream_us(true, 192), stream_us(true, 256)) << "three tiles of two SMs each are two waves";
+  for (const bool gathers : {false, true}) {
+    EXPECT_DOUBLE_EQ(stream_us(gathers, 512), 2 * stream_us(gathers, 256));
+    EXPECT_DOUBLE_EQ(stream_us(gathers, 257), 1.5 * stream_us(gathers, 256)) << "three halves, not two tiles";
+    EXPECT_DOUBLE_EQ(stream_us(gathers, 128) * 2, stream_us(gathers, 256)) << "two SMs share a tile";
+    EXPECT_DOUBLE_EQ(stream_us(gathers, 192), stream_us(gathers, 256)) << "three tiles of two SMs each are two waves";
+  }
   EXPECT_EQ(one_shot_cost(machine, true, {8, 192, 1000}).waves, 1);
   EXPECT_EQ(one_shot_cost(machine, true, {8, 192, 1000}).start_us, 7);
   EXPECT_EQ(one_shot_cost(machine, false, {8, 192, 1000}).start_us, 4);
-  EXPECT_DOUBLE_EQ(stream_us(false, 64) * 42, 64 * 1000 * 2 * 1e-3);
+  EXPECT_DOUBLE_EQ(stream_us(false, 256) * 42, 64 * 1000 * 2 * 1e-3);
   machine.gemm.stream_GBps = {1};
   EXPECT_DOUBLE_EQ(stream_us(false, 256), 4 * tile);
   EXPECT_EQ(one_shot_cost(machine, true, {8, 0, 1000}).stream_us, 0);
   EXPECT_EQ(one_shot_cost(machine, true, {8, 0, 1000}).start_us, 0);
   EXPECT_EQ(one_shot_cost(machine, true, {8, 192, 0}).start_us, 0);
+}
+
+/// Tokens of a whole tile are multiplied, however many there are.
+TEST(Costs, OneShotMultipliesAllTokensOfATile) {
+  Machine machine = small();
+  machine.few_rows = {{7}, {1e6}, {4}, {1e6}};  // weights stream in no time
+  const auto stream_us = [&](int64_t m, int64_t n) { return one_shot_cost(machine, false, {m, n, 1000}).stream_us; };
+  EXPECT_DOUBLE_EQ(stream_us(129, 256), 12) << "64 x 256 is as much as 128 x 128";
+  EXPECT_DOUBLE_EQ(stream_us(256, 256), 12);
+  EXPECT_DOUBLE_EQ(stream_us(256, 257), 24);
+  EXPECT_DOUBLE_EQ(stream_us(65, 256), 6);
+  EXPECT_DOUBLE_EQ(stream_us(1, 256), 12.0 / 16);
+  EXPECT_DOUBLE_EQ(stream_us(128, 128), (2 + 5.0) / 2) << "two SMs have half of K each";
+  EXPECT_DOUBLE_EQ(stream_us(129, 128), 12) << "but not of a tile this wide";
 }
 
 TEST(Costs, RatesAreLimits) {
@@ -165,8 +184,10 @@ TEST(Costs, TheTileOfTheFewestWavesTimesColumnsAndOfEqualOnesTheWider) {
   EXPECT_EQ(best({narrow, wide}, 512), 1U) << "eight of 128 are two waves, four of 256 are one: alike";
   EXPECT_EQ(best({wide, narrow}, 512), 0U);
   EXPECT_EQ(best({wide, narrow, wide}, 512), 2U) << "of equal tiles the later";
-  EXPECT_TRUE(shares_one_shot_tiles(3, 6));
-  EXPECT_FALSE(shares_one_shot_tiles(6, 6));
+  EXPECT_TRUE(shares_one_shot_tiles(1, 3, 6));
+  EXPECT_FALSE(shares_one_shot_tiles(1, 6, 6));
+  EXPECT_TRUE(shares_one_shot_tiles(kOneShotSplitTokens, 3, 6));
+  EXPECT_FALSE(shares_one_shot_tiles(kOneShotSplitTokens + 1, 3, 6));
 }
 
 TEST(Costs, CopiesSumsAndCollectives) {

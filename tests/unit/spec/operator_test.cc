@@ -9,6 +9,7 @@
 #include "overlace/error.h"
 #include "src/base/json.h"
 #include "src/spec/fusable.h"
+#include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 #include "tests/unit/spec/operators.h"
 
@@ -206,8 +207,8 @@ TEST(Operator, AShapeThatKernelsRefuseSaysWhy) {
   EXPECT_EQ(problem([](FusedShape& s) { s.k = 4; }), "N 64, K 4; wanted: multiples of 8");
   EXPECT_EQ(problem([](FusedShape& s) { s.ranks = 9; }), "9 ranks; wanted: 2 to 8");
   EXPECT_EQ(problem([](FusedShape& s) { s.ranks = 1; }), "1 ranks; wanted: 2 to 8");
-  EXPECT_EQ(problem([](FusedShape& s) { s.m = 65; }), "M 65; wanted: at most 64");
-  EXPECT_EQ(problem([](FusedShape& s) { s.m = 65, s.is_small_m = false; }), "");
+  EXPECT_EQ(problem([](FusedShape& s) { s.m = 257; }), "M 257; wanted: at most 256");
+  EXPECT_EQ(problem([](FusedShape& s) { s.m = 257, s.is_small_m = false; }), "");
   const auto swiglu = [](FusedShape& s) { s.activation = Activation::swiglu; };
   EXPECT_EQ(problem(swiglu), "swiglu of few rows; wanted: none");
   EXPECT_EQ(problem([&](FusedShape& s) { swiglu(s), s.n = 72; }), "swiglu of N 72; wanted: a multiple of 16");
@@ -218,8 +219,16 @@ TEST(Operator, OnlyThoseWithAKernelForThemHaveFewTokens) {
   for (const OperatorDef* def : test::sized_operators()) {
     OpSpec op{.op = std::string(def->name), .m = 16, .n = 1024, .k = 1024, .ranks = 2, .row_offsets = {}};
     EXPECT_EQ(has_few_tokens(op), find_family(def->name, ClosedForm::small_m_kernel) != nullptr) << def->name;
-    op.m = 65;
-    EXPECT_FALSE(has_few_tokens(op)) << def->name;
+    const bool has_them = has_few_tokens(op);
+    Machine machine;
+    for (const double measured : {64.0, 256.0}) {
+      machine.few_rows.measured_rows.value = measured;
+      for (const int64_t m : {64, 65, 256, 257}) {
+        op.m = m;
+        EXPECT_EQ(has_few_tokens(op), has_them && m <= kOneShotTokens) << def->name;
+        EXPECT_EQ(has_measured_tokens(op, machine), has_them && static_cast<double>(m) <= measured) << def->name;
+      }
+    }
   }
 }
 

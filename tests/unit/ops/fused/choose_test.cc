@@ -145,28 +145,38 @@ TEST(ChooseInstance, SlotsTakeTheTileOfTheSchedule) {
 
 TEST(ChooseInstance, FewTokensTakeTheNarrowestTileThatHoldsThem) {
   for (const DType dtype : {DType::bf16, DType::fp16}) {
-    for (const int64_t m : {1, 8, 16, 17, 64}) {
-      const InstanceSpec* one = choose_one_shot(dtype, BMajor::k, m);
-      ASSERT_NE(one, nullptr) << m;
-      EXPECT_EQ(one->spec.dtype, dtype);
-      EXPECT_TRUE(one->spec.swaps_ab);
-      EXPECT_EQ(one->spec.tile_n, m <= 16 ? 16 : 64);
-      EXPECT_EQ(one_shot_columns(8) % (one->spec.tile_m * one->spec.cluster_m), 0) << "slots hold whole tiles";
+    for (const Kernel kernel : {Kernel::one_shot, Kernel::gather_one_shot}) {
+      int64_t narrower = 0;
+      for (const int64_t tokens : kOneShotTiles) {
+        for (const int64_t m : {narrower + 1, tokens - 1, tokens}) {
+          for (const int64_t n : {8, 2560, 8192}) {
+            const InstanceSpec* one = choose_one_shot(kernel, dtype, BMajor::k, m, n, kSms);
+            ASSERT_NE(one, nullptr) << m;
+            EXPECT_EQ(one->spec.dtype, dtype);
+            EXPECT_TRUE(one->spec.swaps_ab);
+            EXPECT_EQ(one->spec.tile_m, kOneShotRows);
+            EXPECT_EQ(one->spec.tile_n, tokens);
+            EXPECT_EQ(one->spec.tile_n, one_shot_tile_tokens(m));
+            EXPECT_EQ(one_shot_columns(8) % (one->spec.tile_m * one->spec.cluster_m), 0) << "slots hold whole tiles";
+            EXPECT_EQ(one->spec.cluster_m, m > 64 && one->spec.split_k == 1 ? 2 : 1) << "many tokens are loaded once";
+          }
+        }
+        narrower = tokens;
+      }
+      EXPECT_EQ(choose_one_shot(kernel, dtype, BMajor::k, kOneShotTokens + 1, 64, kSms), nullptr);
+      EXPECT_EQ(choose_one_shot(kernel, dtype, BMajor::n, 1, 64, kSms), nullptr);
     }
   }
-  EXPECT_EQ(choose_one_shot(DType::bf16, BMajor::k, kOneShotTokens + 1), nullptr);
-  EXPECT_EQ(choose_one_shot(DType::bf16, BMajor::n, 1), nullptr);
 }
 
-TEST(ChooseInstance, FewGatheredTokensTakeTwoCtasATileWhereThatIsLess) {
+TEST(ChooseInstance, FewTokensTakeTwoCtasATileWhereThatIsLess) {
   for (const DType dtype : {DType::bf16, DType::fp16}) {
+    Kernel kernel = Kernel::one_shot;
     const auto split_of = [&](int64_t m, int64_t n) {
-      const InstanceSpec* one = choose_gather_one_shot(dtype, BMajor::k, m, n, kSms);
-      EXPECT_EQ(one->spec.dtype, dtype);
-      EXPECT_EQ(one->spec.tile_n, m <= 16 ? 16 : 64);
-      return one->spec.split_k;
+      return choose_one_shot(kernel, dtype, BMajor::k, m, n, kSms)->spec.split_k;
     };
-    for (const int64_t m : {1, 16, 17, 64}) {
+    for (const int64_t m : {1, 16, 17, 64, 65, 128}) {
+      kernel = kernel == Kernel::one_shot ? Kernel::gather_one_shot : Kernel::one_shot;
       EXPECT_EQ(split_of(m, 8), 2);
       EXPECT_EQ(split_of(m, 2560), 2);
       EXPECT_EQ(split_of(m, 66 * 64), 2) << "as many tiles as clusters";
@@ -174,9 +184,9 @@ TEST(ChooseInstance, FewGatheredTokensTakeTwoCtasATileWhereThatIsLess) {
       EXPECT_EQ(split_of(m, 132 * 64), 1);
       EXPECT_EQ(split_of(m, 133 * 64), 2) << "three rounds of halves instead of two";
       EXPECT_EQ(split_of(m, 14336), 1);
+      EXPECT_EQ(split_of(m, 5120), 1) << "two halves for each of some CTAs are as much as a whole";
     }
-    EXPECT_EQ(choose_gather_one_shot(dtype, BMajor::k, kOneShotTokens + 1, 64, kSms), nullptr);
-    EXPECT_EQ(choose_gather_one_shot(dtype, BMajor::n, 1, 64, kSms), nullptr);
+    EXPECT_EQ(split_of(kOneShotSplitTokens + 1, 2560), 1);
   }
 }
 
@@ -256,11 +266,17 @@ TEST(ChooseInstance, OneShotSaysWhatIsMissing) {
     spec::OpSpec one = op_of(name);
     one.m = 33;
     one.bias = true;
-    EXPECT_EQ(message(one), "bf16_k_64x64_c11_s13_t");
+    EXPECT_EQ(message(one), "bf16_k_64x64_c11_s12_k2_t");
+    one.m = 128;
+    one.n = 8192;
+    EXPECT_EQ(message(one), "bf16_k_64x128_c21_s8_t");
+    one.m = 129;
+    one.dtype = one.out_dtype = DType::fp16;
+    EXPECT_EQ(message(one), "fp16_k_64x256_c21_s4_t");
   }
   spec::OpSpec op = op_of("gemm_ar");
-  op.m = 65;
-  EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for M 65; wanted: at most 64");
+  op.m = kOneShotTokens + 1;
+  EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for M 257; wanted: at most 256");
   op.m = 1;
   op.b_layout = spec::BLayout::kn;
   EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for bf16 -> bf16, b kn; wanted: b nk");
