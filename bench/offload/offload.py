@@ -120,7 +120,10 @@ def opened(makers: dict, expected: torch.Tensor, x: torch.Tensor, most: float, r
         except ways.Absent as why:
             report(name, "absent", str(why))
             continue
-        error = 0.0 if name in UNVERIFIED else float((way.run(x) - expected).abs().max() / expected.abs().max())
+        # Some bring blocks ahead from the second pass on.
+        results = [way.run(x) for _ in range(2)]
+        errors = [float((y - expected).abs().max() / expected.abs().max()) for y in results]
+        error = 0.0 if name in UNVERIFIED else max(errors)
         if not error <= most:
             report(name, "wrong", f"the result differs by {error}, wanted at most {most}")
             way.close()

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import overlace  # noqa: E402
 from overlace.offload import _ring, stream_blocks  # noqa: E402
 from overlace.offload._backward import both_ways  # noqa: E402
-from overlace.offload.stream import _weight  # noqa: E402
+from overlace.offload._blocks import weight_of  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -168,12 +168,12 @@ def test_the_ring_of_a_device_goes_both_ways(x, lane, slots):
     """Copies as late and as early as events allow."""
     blocks, resident = stack(), stack()
     with stream_blocks(blocks, "cpu", slots=slots, backward=True) as stream:
-        numbered = [_ring.Block(b.name, [_weight(t) for t in b.tensors]) for b in stream._streamed]
+        numbered = [_ring.Block(b.name, [weight_of(t) for t in b.tensors]) for b in stream._streamed]
         rest = [[t.rest for t in b.tensors] for b in stream._streamed]
         order = both_ways(range(len(blocks)))
         ring = _ring.DeviceRing(numbered, order, slots, torch.device("cpu"), lane(), rest.__getitem__)
-        stream._ring.close()
-        stream._ring = stream._passes._ring = ring
+        stream._calls.ring.close()
+        stream._calls.ring = stream._passes._ring = ring
         for i in range(3):
             assert same(step(blocks, x + i), step(resident, x + i))
 

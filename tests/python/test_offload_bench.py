@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,55 @@ def test_a_way_with_another_result_is_not_timed(tmp_path: Path, monkeypatch: pyt
     assert offload.main([*WORDS, "--sources", "host", "--run-layers", "0", "--out", str(out)]) == 0
     (row,) = [row for row in records.read(out) if row["competitor"] == "overlace"]
     assert row["status"] == "wrong" and "wanted at most" in row["reason"] and "time_us" not in row
+
+
+@pytest.fixture
+def group_offloading(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """A diffusers.hooks that notes with what it is called, and writes a file where one is wanted."""
+    calls = []
+
+    def apply_group_offloading(module: torch.nn.Module, **options: object) -> None:
+        calls.append((module, options))
+        if options["offload_to_disk_path"] is not None:
+            folder = Path(str(options["offload_to_disk_path"]))
+            folder.mkdir()
+            (folder / "group_0.safetensors").write_bytes(b"0")
+
+    hooks = types.SimpleNamespace(apply_group_offloading=apply_group_offloading)
+    monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
+    monkeypatch.setitem(sys.modules, "diffusers", types.ModuleType("diffusers"))
+    monkeypatch.setitem(sys.modules, "diffusers.hooks", hooks)
+    return calls
+
+
+@pytest.mark.parametrize("source", ["host", "disk"])
+def test_diffusers_is_given_what_it_brings_ahead(tmp_path: Path, group_offloading: list[tuple], source: str) -> None:
+    """It looks for blocks in lists among a module's children, and brings them ahead where there is another child."""
+    model = ways.Model(3, 16, 1)
+    folder = tmp_path / "diffusers" if source == "disk" else None
+    for _ in range(2):  # files of an earlier one go
+        blocks = model.stack()
+        way = ways.Diffusers(blocks, folder, "cuda")
+    ((whole, options),) = group_offloading[1:]
+    assert [child is blocks for child in whole.children()] == [True, False]
+    assert (options["use_stream"], options["record_stream"], options["low_cpu_mem_usage"]) == (True, True, False)
+    assert options["onload_device"] == torch.device("cuda") and options["num_blocks_per_group"] == 1
+    assert way.forget == ([] if folder is None else [folder / "group_0.safetensors"])
+    x = torch.ones(2, 16)
+    assert torch.equal(way.run(x), ways.Way(model.stack()).run(x))
+    assert torch.equal(way.run(x), way.run(x)) and not way.run(x).is_inference()
+
+
+@pytest.mark.parametrize("missing", ["accelerate", "diffusers.hooks"])
+def test_diffusers_is_absent_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, group_offloading: list[tuple], missing: str
+) -> None:
+    with pytest.raises(ways.Absent, match="streams to CUDA devices only"):
+        ways.Diffusers(ways.Model(1, 16, 1).stack(), None, "cpu")
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ways.Absent, match=f"{missing} cannot be imported"):
+        ways.Diffusers(ways.Model(1, 16, 1).stack(), None, "cuda")
+    assert not group_offloading
 
 
 def test_bad_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

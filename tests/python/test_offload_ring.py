@@ -145,9 +145,9 @@ def test_each_copy_waits_for_who_used_its_slot():
 
     values = [listed[:1] for listed in tensors(4)]
     ring = DeviceRing(blocks_of(values), [0, 1, 2, 3], 2, CPU, Recorder(), values.__getitem__)
-    assert said == ["copy", "copy"]
+    assert said == ["used", "after", "copy", "copy"]  # who had the slots' memory before
     assert walk(ring, values, [0, 1, 2, 3], 1, 1) == 0
-    assert said[2:] == ["used", "after", "copy"] * 4
+    assert said[4:] == ["used", "after", "copy"] * 4
 
 
 def test_blocks_out_of_turn():

@@ -160,7 +160,8 @@ class CudaLane:
 
 class DeviceRing:
     """Slots on a device. A copy waits until the computation that used its slot has passed, and computation until the
-    copy has. The source is `resting` (tensors of each block in pinned memory) or a HostRing that reads files."""
+    copy has. The source is `resting` (tensors of each block in pinned memory) or a HostRing that reads files. A ring
+    that is not endless brings the blocks of one pass, and those of another one behind restart()."""
 
     def __init__(
         self,
@@ -170,18 +171,26 @@ class DeviceRing:
         device: torch.device,
         lane: Lane,
         source: HostRing | Callable[[int], list[torch.Tensor]],
+        *,
+        is_endless: bool = True,
     ) -> None:
-        self._blocks, self._lane, self._source = blocks, lane, source
-        self._order = padded(order, slots, len(blocks))
+        self._blocks, self._lane, self._source, self._is_endless = blocks, lane, source, is_endless
+        self._order = padded(order, slots, len(blocks)) if is_endless else list(order)
         self._places = [_places(block) for block in blocks]
         slot_bytes = max([end for _, end in self._places], default=0)
-        self._memory = torch.empty(slots, max(slot_bytes, 1), dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # as for the views of it
+            self._memory = torch.empty(slots, max(slot_bytes, 1), dtype=torch.uint8, device=device)
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._ready: list[object] = [None] * slots  # event behind the copy into each slot
         self._held: collections.deque[tuple[int, object]] = collections.deque()  # blocks of the source, being copied
-        self._asked = self._acquired = self._released = 0  # steps
         self._counted = {"blocks": 0, "bytes": 0}
-        for _ in range(slots):
+        self._begin()
+
+    def _begin(self) -> None:
+        """What was queued before may still use the memory of the slots, whoever had it."""
+        self._lane.copy_after(self._lane.used())
+        self._asked = self._acquired = self._released = 0  # steps
+        for _ in self._ready:
             self._ask()
 
     def _block_of(self, step: int) -> int:
@@ -218,6 +227,8 @@ class DeviceRing:
 
     def _ask(self) -> None:
         """Queues the copies of the next block; the slot must be free for the copies that are queued from now on."""
+        if not self._is_endless and self._asked == len(self._order):
+            return
         step, block = self._asked, self._block_of(self._asked)
         self._asked += 1
         if block == len(self._blocks):
@@ -262,10 +273,7 @@ class DeviceRing:
             self._let_go()
         if isinstance(self._source, HostRing):
             self._source.restart()
-        self._lane.copy_after(self._lane.used())
-        self._asked = self._acquired = self._released = 0
-        for _ in self._ready:
-            self._ask()
+        self._begin()
 
     def close(self) -> None:
         while self._held:
@@ -276,6 +284,11 @@ class DeviceRing:
         if isinstance(self._source, HostRing):
             self._source.close()
         self._views.clear()
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """All slots."""
+        return self._memory
 
     def stats(self) -> dict[str, float]:
         source = self._source.stats() if isinstance(self._source, HostRing) else {}

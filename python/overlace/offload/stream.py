@@ -14,38 +14,34 @@ import torch
 from torch import nn
 
 from overlace import errors
-from overlace.offload import _native
+from overlace.offload import _graphs, _native
 from overlace.offload._backward import Passes, both_ways, is_in_backward
-from overlace.offload._files import Files, Stored
-from overlace.offload._ring import Block, CudaLane, DeviceRing, HostRing, Ring, Weight
+from overlace.offload._blocks import (
+    BlockTensor,
+    ModelBlock,
+    blocks_of,
+    check_layout,
+    locate,
+    set_data,
+    tied_of,
+    version_of,
+    weight_of,
+)
+from overlace.offload._files import Files
+from overlace.offload._ring import Block, CudaLane, DeviceRing, HostRing, Lane, Ring
+
+_Source = HostRing | Callable[[int], list[torch.Tensor]]
 
 
 @dataclass
-class _Tensor:
-    """A parameter of a block, under all names that it has there."""
+class _Walk:
+    """Where passes over the blocks are: those that are called, or those of a graph that is being captured."""
 
-    names: list[str]
-    owners: list[tuple[nn.Module, str]]
-    parameter: nn.Parameter
-    was: torch.Tensor  # its data before
-    rest: torch.Tensor  # its data while its block does not run
-    stored: Stored | None = None
-    version: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return self.rest.numel() * self.rest.element_size()
-
-
-@dataclass
-class _Block:
-    name: str
-    module: nn.Module
-    tensors: list[_Tensor] = field(default_factory=list)
-    depth: int = 0  # calls of it that run
-    streamed: int = -1  # number in the ring; -1: resident
-    is_again: bool = False  # backward computes it once more
-    keeping: torch.autograd.graph.saved_tensors_hooks | None = None  # while it runs, where backward will follow
+    ring: Ring | None = None
+    position: int = 0  # in the order
+    in_use: collections.deque[tuple[ModelBlock, list[bool]]] = field(default_factory=collections.deque)  # [False]: runs
+    is_old: bool = False  # what the ring holds: it must begin again
+    capture: int = 0  # id of the graph's capture; 0: none
 
 
 def stream_blocks(
@@ -97,24 +93,23 @@ class StreamedBlocks:
         timeout_s: float,
     ) -> None:
         self._device, self._engine, self._timeout_s, self._slots = device, engine, timeout_s, slots
-        self._ring: Ring | None = None
+        self._calls = self._walk = _Walk()  # _walk: where the last call was
+        self._captured: _Walk | None = None  # of the last graph
         self._passes: Passes | None = None  # where gradients pass through the blocks
         self._backward = backward
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._in_use: collections.deque[tuple[_Block, list[bool]]] = collections.deque()  # [False]: it runs
-        self._position = 0  # in the order
         self._buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
         self._files = None if source == "host" else Files(source)
         self._order = _checked(blocks, device, slots, order)
         if backward and self._order.count(self._order[0]) > 1:
             text = f"stream_blocks: order is {self._order} with backward=True"
             raise errors.InvalidArgument(f"{text}; wanted its first block only once, as it begins a pass")
-        self._blocks = _found(blocks, device if backward else None, prefix)
+        self._blocks = blocks_of(blocks, device if backward else None, prefix)
         if self._files is not None:
-            _locate(self._blocks, self._files, prefix, rename or str)
+            locate(self._blocks, self._files, prefix, rename or str)
         for block in self._blocks:
             for tensor in block.tensors:
-                _check_layout(block, tensor)
+                check_layout(block, tensor)
         self._resident_bytes = _native.size("resident", resident)
         try:
             self._place()
@@ -129,19 +124,19 @@ class StreamedBlocks:
         for block in self._blocks:
             for tensor in block.tensors:
                 self._rest(tensor)
-        shared = _shared(self._blocks)
-        for tensor in shared:
+        tied = tied_of(self._blocks)
+        for tensor in tied:
             self._make_resident(tensor)
         for block in self._blocks:
-            block.tensors = [t for t in block.tensors if all(t is not other for other in shared)]
+            block.tensors = [t for t in block.tensors if all(t is not other for other in tied)]
             for module in block.module.modules():
                 for name, buffer in module._buffers.items():
                     if buffer is not None and buffer.device != self._device:
                         self._buffers.append((module, name, buffer))
                         module._buffers[name] = buffer.to(self._device)
-        self._resident = [*shared, *self._choose_resident()]
+        self._resident = [*tied, *self._choose_resident()]
 
-    def _choose_resident(self) -> list[_Tensor]:
+    def _choose_resident(self) -> list[BlockTensor]:
         """Blocks that stay, evenly among the others so that the transfers between them are hidden."""
         used = [self._blocks[i] for i in sorted(set(self._order))]
         sizes = [sum(t.bytes for t in block.tensors) for block in used]
@@ -160,44 +155,49 @@ class StreamedBlocks:
             block.streamed = i
         return [tensor for block in staying for tensor in block.tensors]
 
-    def _rest(self, tensor: _Tensor) -> None:
+    def _rest(self, tensor: BlockTensor) -> None:
         """Takes the parameter's data to where they rest."""
         if tensor.stored is not None and self._files is not None:
             tensor.rest = self._files.mapped(tensor.stored)
         elif self._device.type == "cuda":
             tensor.rest = tensor.was.to("cpu").pin_memory()
-        _set(tensor, tensor.rest)
-        tensor.version = _version(tensor)
+        set_data(tensor, tensor.rest)
+        tensor.version = version_of(tensor)
 
-    def _make_resident(self, tensor: _Tensor) -> None:
+    def _make_resident(self, tensor: BlockTensor) -> None:
         at = tensor.rest.to(self._device)
         if tensor.stored is not None and at.data_ptr() == tensor.rest.data_ptr():
             at = at.clone()  # of the file: memory of its own
         tensor.rest = at
-        _set(tensor, at)
+        set_data(tensor, at)
 
     def _open(self) -> None:
-        numbered = [Block(b.name, [_weight(t) for t in b.tensors]) for b in self._streamed]
-        forward = [self._blocks[i].streamed for i in self._order if self._blocks[i].streamed >= 0]
-        order = both_ways(forward) if self._backward else forward
+        self._numbered = [Block(b.name, [weight_of(t) for t in b.tensors]) for b in self._streamed]
+        self._forward = [self._blocks[i].streamed for i in self._order if self._blocks[i].streamed >= 0]
+        order = both_ways(self._forward) if self._backward else self._forward
         if order and self._device.type == "cpu":
-            self._ring = HostRing(numbered, order, self._slots, self._engine, self._timeout_s)
+            self._calls.ring = HostRing(self._numbered, order, self._slots, self._engine, self._timeout_s)
+        elif order and self._files is None:
+            self._calls.ring = self._device_ring(order, CudaLane(self._device), self._resting)
         elif order:
-            source: HostRing | Callable[[int], list[torch.Tensor]]
-            source = [[t.rest for t in b.tensors] for b in self._streamed].__getitem__
-            if self._files is not None:
-                ring = HostRing(numbered, order, self._slots + 1, self._engine, self._timeout_s, is_fixed=False)
-                _pin(ring)
-                source = ring
-            self._ring = DeviceRing(numbered, order, self._slots, self._device, CudaLane(self._device), source)
-        if self._ring is not None and self._backward:
-            self._passes = Passes(self._ring, forward, [block.name for block in self._streamed])
+            slots = self._slots + 1
+            source = HostRing(self._numbered, order, slots, self._engine, self._timeout_s, is_fixed=False)
+            _pin(source)
+            self._calls.ring = self._device_ring(order, CudaLane(self._device), source)
+        if self._calls.ring is not None and self._backward:
+            self._passes = Passes(self._calls.ring, self._forward, [block.name for block in self._streamed])
         _STREAMED.update(block.module for block in self._blocks)
         for i in sorted(set(self._order)):
             block = self._blocks[i]
             before, after = self._hooks_of(i)
             self._hooks.append(block.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             self._hooks.append(block.module.register_forward_hook(after, always_call=True))
+
+    def _resting(self, streamed: int) -> list[torch.Tensor]:
+        return [tensor.rest for tensor in self._streamed[streamed].tensors]
+
+    def _device_ring(self, order: list[int], lane: Lane, source: _Source, *, is_endless: bool = True) -> DeviceRing:
+        return DeviceRing(self._numbered, order, self._slots, self._device, lane, source, is_endless=is_endless)
 
     # What happens around a block.
 
@@ -217,45 +217,90 @@ class StreamedBlocks:
         if block.depth > 0:  # it calls itself
             block.depth += 1
             return
-        self._check_call(block, args, kwargs)
+        capture = _graphs.capture_of(self._device)
+        self._check_call(block, args, kwargs, capture is not None)
         if self._passes is not None and is_in_backward():
             self._begin_again(block, self._passes)
             return
-        expected = self._order[self._position]
-        if index == self._order[0] and (self._position != 0 or self._in_use):
-            for other in self._blocks:
-                if other.depth > 0 and _is_running(other.module):
-                    text = f"stream_blocks: {block.name} was called inside {other.name}"
+        walk = self._walk_of(capture)
+        self._check_turn(index, walk)
+        if walk.position == 0:
+            self._begin_pass(walk, capture)
+        self._check_parameters(block)
+        if block.streamed >= 0:
+            ring = self._passes or walk.ring
+            assert ring is not None  # a block streams through it
+            self._use(block, ring.acquire(block.streamed))
+            walk.in_use.append((block, [False]))
+        block.depth = 1
+        walk.position = (walk.position + 1) % len(self._order)
+
+    def _walk_of(self, capture: _graphs.Capture | None) -> _Walk:
+        if capture is None:
+            return self._calls
+        if self._captured is None or self._captured.capture != capture.id:
+            self._captured = _Walk(capture=capture.id)
+        return self._captured
+
+    def _check_turn(self, index: int, walk: _Walk) -> None:
+        """The block is the next one, or the first. What an interrupt has left of another pass is given back."""
+        block, expected, other = self._blocks[index], self._order[walk.position], self._walk
+        is_left = other is not walk and bool(other.in_use)
+        if index == self._order[0] and (walk.position != 0 or walk.in_use or is_left):
+            for running in self._blocks:
+                if running.depth > 0 and _is_running(running.module):
+                    text = f"stream_blocks: {block.name} was called inside {running.name}"
                     raise errors.make("desync", f"{text}, wanted {self._blocks[expected].name}, the next of the order")
-            self._restart()
+            self._leave(walk)
         elif index != expected:
             wanted, first = self._blocks[expected].name, self._blocks[self._order[0]].name
             text = f"stream_blocks: {block.name} was called, wanted {wanted}, the next of the order"
             raise errors.make("desync", text if wanted == first else f"{text}, or {first}, its first")
-        if self._position == 0 and (self._take_changes() or not self._begin_pass()):
+        if is_left:
+            self._leave(other)
+        self._walk = walk
+
+    def _begin_pass(self, walk: _Walk, capture: _graphs.Capture | None) -> None:
+        if self._take_changes():
+            self._calls.is_old = True  # a graph copies what is there when it runs
+        if capture is not None:
+            self._begin_captured(walk, capture)
+            return
+        self._let_go()
+        if walk.is_old:
             self._restart()
-        self._check_parameters(block)
-        if block.streamed >= 0:
-            ring = self._passes or self._ring
-            assert ring is not None  # a block streams through it
-            self._use(block, ring.acquire(block.streamed))
-            self._in_use.append((block, [False]))
-        block.depth = 1
-        self._position = (self._position + 1) % len(self._order)
+        if self._passes is not None and not self._passes.begin():
+            self._restart()
 
-    def _begin_pass(self) -> bool:
-        return self._passes is None or self._passes.begin()
+    def _begin_captured(self, walk: _Walk, capture: _graphs.Capture) -> None:
+        """The graph has slots of its own, and copies of its own into them, so it may run whenever it wants."""
+        if walk.ring is not None:
+            walk.ring.restart()
+        elif self._forward:
+            held = [t.rest for block in self._streamed for t in block.tensors]
+            capture.keep(self, held)
+            ring = self._device_ring(self._forward, capture.lane(), self._resting, is_endless=False)
+            held.append(ring.memory)
+            walk.ring = ring
 
-    def _begin_again(self, block: _Block, passes: Passes) -> None:
+    def _let_go(self) -> int:
+        """Forgets graphs that are gone; how many there are."""
+        graphs = _graphs.let_go(self)
+        if graphs == 0 and self._captured is not None and self._captured.ring is not None:
+            self._captured = None
+            self._walk = self._calls
+        return graphs
+
+    def _begin_again(self, block: ModelBlock, passes: Passes) -> None:
         """Checkpointing calls blocks in backward, from the last to the first."""
         self._check_parameters(block)
         if block.streamed >= 0:
             self._use(block, passes.again(block.streamed))
         block.depth, block.is_again = 1, True
 
-    def _use(self, block: _Block, views: list[torch.Tensor]) -> None:
+    def _use(self, block: ModelBlock, views: list[torch.Tensor]) -> None:
         for tensor, view in zip(block.tensors, views, strict=True):
-            _set(tensor, view)
+            set_data(tensor, view)
         if self._passes is not None and torch.is_grad_enabled():
             block.keeping = self._passes.keeping(views)
             if block.keeping is not None:
@@ -273,54 +318,59 @@ class StreamedBlocks:
             block.is_again = False
             self._put_back(block)  # backward still uses its slot
             return
-        next(state for other, state in self._in_use if other is block)[0] = True
-        written = [t for t in block.tensors if _version(t) != t.version]
+        walk = self._walk
+        next(state for other, state in walk.in_use if other is block)[0] = True
+        written = [t for t in block.tensors if version_of(t) != t.version]
         self._put_back(block)
         # A block that ran inside another one waits for it.
-        while self._ring is not None and self._in_use and self._in_use[0][1][0]:
-            self._ring.release(self._in_use.popleft()[0].streamed)
+        while walk.ring is not None and walk.in_use and walk.in_use[0][1][0]:
+            walk.ring.release(walk.in_use.popleft()[0].streamed)
         if written:
             name = f"{block.name}: {written[0].names[0]}"
             raise errors.InvalidArgument(f"stream_blocks: {name} was written while its block ran; slots are only read")
 
     @staticmethod
-    def _stop_keeping(block: _Block) -> None:
+    def _stop_keeping(block: ModelBlock) -> None:
         if block.keeping is not None:
             block.keeping.__exit__()
             block.keeping = None
 
-    def _put_back(self, block: _Block) -> None:
+    def _put_back(self, block: ModelBlock) -> None:
         for tensor in block.tensors:
-            _set(tensor, tensor.rest)
-            tensor.version = _version(tensor)
+            set_data(tensor, tensor.rest)
+            tensor.version = version_of(tensor)
 
-    def _restart(self) -> None:
-        for block, _ in self._in_use:
+    def _leave(self, walk: _Walk) -> None:
+        """Its next pass begins with the first block."""
+        for block, _ in walk.in_use:
             block.depth = 0
             self._put_back(block)
         for block in reversed(self._blocks):
             block.depth, block.is_again = 0, False
             self._stop_keeping(block)
-        self._in_use.clear()
-        self._position = 0
-        if self._ring is not None:
-            self._ring.restart()
+        walk.in_use.clear()
+        walk.position, walk.is_old = 0, True
+
+    def _restart(self) -> None:
+        self._calls.is_old = False
+        if self._calls.ring is not None:
+            self._calls.ring.restart()
         if self._passes is not None:
             self._passes.restart()
 
     def _take_changes(self) -> bool:
         """Between two passes host memory may have got other values: what was read ahead of them is old."""
-        changed = [t for b in self._streamed for t in b.tensors if _version(t) != t.version]
+        changed = [t for b in self._streamed for t in b.tensors if version_of(t) != t.version]
         for tensor in changed:
             if tensor.stored is not None:
                 text = f"stream_blocks: {tensor.names[0]} was written, but it streams from {tensor.stored.path}"
                 raise errors.InvalidArgument(f'{text}; wanted source="host", or no writes')
-            tensor.version = _version(tensor)
+            tensor.version = version_of(tensor)
         return bool(changed)
 
     # What is refused.
 
-    def _check_call(self, block: _Block, args: tuple, kwargs: dict) -> None:
+    def _check_call(self, block: ModelBlock, args: tuple, kwargs: dict, is_captured: bool) -> None:
         tensors = [x for x in _flat((args, kwargs)) if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled():
             with_gradient = any(t.parameter.requires_grad for t in block.tensors) or any(
@@ -336,33 +386,42 @@ class StreamedBlocks:
             if self._backward and any(other.depth > 0 and other is not block for other in self._blocks):
                 text = f"stream_blocks: {block.name} was called inside another block with gradients enabled"
                 raise errors.Unsupported(f"{text}; wanted blocks one behind the other")
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            text = f"stream_blocks: {block.name} was called while a CUDA graph is captured, which is not there yet"
-            raise errors.Unsupported(text)
+        if is_captured and (self._files is not None or self._backward):
+            got = "backward=True" if self._files is None else f"source={self._files.text}"
+            text = f"stream_blocks: {block.name} was called while a CUDA graph is captured, with {got}"
+            wanted = 'source="host", as a graph reads no files' if self._files is not None else "backward=False"
+            raise errors.Unsupported(f"{text}; wanted {wanted}")
         if tensors and tensors[0].device.type != self._device.type:
             text = f"stream_blocks: {block.name} was given a tensor on {tensors[0].device}, wanted {self._device}"
             raise errors.InvalidArgument(text)
 
-    def _check_parameters(self, block: _Block) -> None:
+    def _check_parameters(self, block: ModelBlock) -> None:
         for tensor in block.tensors:
             for (module, attribute), name in zip(tensor.owners, tensor.names, strict=True):
                 parameter = module._parameters.get(attribute)
                 if parameter is not tensor.parameter or parameter.data_ptr() != tensor.rest.data_ptr():
                     text = f"stream_blocks: {block.name}: {name} was replaced after wrapping"
                     raise errors.InvalidArgument(f"{text}; wanted close(), the change, then stream_blocks again")
-            if block.streamed >= 0 and _version(tensor) != tensor.version:
+            if block.streamed >= 0 and version_of(tensor) != tensor.version:
                 text = f"stream_blocks: {block.name}: {tensor.names[0]} was written in the middle of a pass"
                 raise errors.InvalidArgument(f"{text}; wanted it before {self._blocks[self._order[0]].name}")
 
     # What is known and how it ends.
 
     def stats(self) -> dict[str, float]:
-        """What has streamed: blocks, bytes, waits, waited_s, filled_s, memory_bytes (of the slots); resident_bytes."""
-        of_ring = self._ring.stats() if self._ring is not None else {"blocks": 0, "bytes": 0, "memory_bytes": 0}
-        return {**of_ring, "resident_bytes": sum(t.bytes for t in self._resident)}
+        """What has streamed: blocks, bytes, waits, waited_s, filled_s, memory_bytes (of the slots); resident_bytes.
+        graphs: CUDA graphs that hold slots and pinned memory of it; what these have streamed is not counted."""
+        ring = self._calls.ring
+        of_ring = ring.stats() if ring is not None else {"blocks": 0, "bytes": 0, "memory_bytes": 0}
+        resident = sum(t.bytes for t in self._resident)
+        return {**of_ring, "resident_bytes": resident, "graphs": self._let_go()}
 
     def close(self) -> None:
-        """Parameters are what they were before; those from files are the files' bytes, read when they are touched."""
+        """Parameters are what they were before; those from files are the files' bytes, read when they are touched.
+        Graphs that were captured go on with the values that there are now."""
+        if _graphs.capture_of(self._device) is not None:
+            text = "stream_blocks: close() was called while a CUDA graph is captured"
+            raise errors.make("capture", f"{text}; wanted it behind the capture")
         self._restore()
 
     def _restore(self) -> None:
@@ -371,7 +430,6 @@ class StreamedBlocks:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._in_use.clear()
         for block in self._blocks:
             for tensor in block.tensors:
                 self._give_back(tensor)
@@ -380,17 +438,20 @@ class StreamedBlocks:
         for module, name, buffer in self._buffers:
             module._buffers[name] = buffer
         self._buffers.clear()
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = self._passes = None
+        if self._calls.ring is not None:
+            self._calls.ring.close()
+        self._calls = self._walk = _Walk()
+        self._captured = self._passes = None
+        _graphs.let_go()
 
-    def _give_back(self, tensor: _Tensor) -> None:
+    def _give_back(self, tensor: BlockTensor) -> None:
         if tensor.stored is not None and self._files is not None:
-            _set(tensor, self._files.mapped(tensor.stored))
+            set_data(tensor, self._files.mapped(tensor.stored))
         elif all(module._parameters.get(name) is tensor.parameter for module, name in tensor.owners):
             if self._device.type == "cuda" and tensor.was.device.type == "cpu":
                 tensor.was.copy_(tensor.rest)
-            _set(tensor, tensor.was)
+            set_data(tensor, tensor.was)
+            tensor.rest = tensor.was  # pinned memory goes, unless a graph holds it
 
     def __enter__(self) -> StreamedBlocks:
         return self
@@ -427,107 +488,14 @@ def _checked(blocks: Iterable[nn.Module], device: torch.device, slots: int, orde
         raise errors.Unsupported(f"stream_blocks: device is {device}, wanted cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise errors.Unsupported(f"stream_blocks: device is {device}, but torch sees no GPU")
+    if _graphs.capture_of(device) is not None:
+        raise errors.make("capture", "stream_blocks was called while a CUDA graph is captured; wanted it before")
     steps = list(range(len(modules))) if order is None else list(order)
     if not steps or not all(isinstance(i, int) and 0 <= i < len(modules) for i in steps):
         raise errors.InvalidArgument(f"stream_blocks: order is {steps}, wanted numbers from 0 to {len(modules) - 1}")
     if any(m in _STREAMED for m in modules):
         raise errors.InvalidArgument("stream_blocks: a block streams already; wanted close() first")
     return steps
-
-
-def _found(blocks: Iterable[nn.Module], trained_on: torch.device | None, prefix: str | None) -> list[_Block]:
-    """Parameters of the blocks, each once. Where some are trained, without those."""
-    found: list[_Block] = []
-    known: dict[int, _Tensor] = {}
-    for i, module in enumerate(blocks):
-        block = _Block(f"{prefix or 'blocks.'}{i}", module)
-        here: dict[int, _Tensor] = {}
-        for path, owner in module.named_modules(remove_duplicate=False):
-            for attribute, parameter in owner._parameters.items():
-                if parameter is None:
-                    continue
-                if trained_on is not None and parameter.requires_grad:
-                    _check_trained(f"{block.name}: {attribute}", parameter, trained_on)
-                    continue
-                tensor = here.get(id(parameter)) or known.get(id(parameter))
-                if tensor is None:
-                    tensor = _Tensor([], [], parameter, parameter.data, parameter.data)
-                here[id(parameter)] = known[id(parameter)] = tensor
-                if all(o is not owner or a != attribute for o, a in tensor.owners):
-                    tensor.names.append(f"{i}.{path}.{attribute}" if path else f"{i}.{attribute}")
-                    tensor.owners.append((owner, attribute))
-        block.tensors = list(here.values())
-        found.append(block)
-    return found
-
-
-def _check_trained(name: str, parameter: nn.Parameter, device: torch.device) -> None:
-    if parameter.device.type != device.type:
-        text = f"stream_blocks: {name} wants a gradient and is on {parameter.device}, wanted {device}"
-        raise errors.InvalidArgument(f"{text}: what is trained does not stream")
-
-
-def _locate(blocks: list[_Block], files: Files, prefix: str | None, rename: Callable[[str], str]) -> None:
-    """Where the parameters lie in the files."""
-    first = next((t for b in blocks for t in b.tensors), None)
-    if first is None:
-        return
-    before = files.prefix_of(rename(first.names[0]), prefix)
-    for i, block in enumerate(blocks):
-        block.name = f"{before}{i}"
-        for tensor in block.tensors:
-            names = [before + rename(name) for name in tensor.names]
-            listed = [files.tensors[name] for name in names if name in files.tensors]
-            if not listed:
-                raise errors.make("corrupt", f"{files.text}: tensor {names[0]!r} is missing")
-            tensor.stored = stored = listed[0]
-            wanted = (tuple(tensor.parameter.shape), tensor.parameter.dtype)
-            if (stored.shape, stored.dtype) != wanted:
-                text = f"{stored.path}: tensor {stored.name!r} is {stored.dtype} {stored.shape}"
-                raise errors.make("corrupt", f"{text}, wanted {wanted[1]} {wanted[0]}")
-            if stored.offset % stored.dtype.itemsize:
-                text = f"{stored.path}: tensor {stored.name!r} begins at byte {stored.offset}"
-                raise errors.Unsupported(f"{text}, wanted a multiple of {stored.dtype.itemsize}")
-
-
-def _check_layout(block: _Block, tensor: _Tensor) -> None:
-    data = tensor.was
-    if tensor.stored is None and data.is_meta:
-        text = f"stream_blocks: {block.name}: {tensor.names[0]} is on the meta device"
-        raise errors.InvalidArgument(f"{text}; wanted values, or source= files")
-    is_dense = data.layout == torch.strided and torch.ops.aten.is_non_overlapping_and_dense(data)
-    if type(data) is not torch.Tensor or not is_dense:
-        text = f"stream_blocks: {block.name}: {tensor.names[0]} is {type(data).__name__} of strides"
-        raise errors.Unsupported(f"{text} {tuple(data.stride())}; wanted a plain dense tensor")
-
-
-def _shared(blocks: list[_Block]) -> list[_Tensor]:
-    """What several blocks use: it stays on the device, once."""
-    seen: dict[int, int] = collections.Counter(id(t) for b in blocks for t in b.tensors)
-    return list({id(t): t for b in blocks for t in b.tensors if seen[id(t)] > 1}.values())
-
-
-def _weight(tensor: _Tensor) -> Weight:
-    rest, stored = tensor.rest, tensor.stored
-    piece = (
-        _native.Piece(stored.bytes, stored.path, stored.offset)
-        if stored is not None
-        else _native.Piece(tensor.bytes, memory=rest.data_ptr())
-    )
-    return Weight(tensor.names[0], rest.dtype, tuple(rest.shape), tuple(rest.stride()), piece)
-
-
-def _set(tensor: _Tensor, data: torch.Tensor) -> None:
-    if tensor.parameter.is_meta and not data.is_meta:  # it cannot be given memory
-        tensor.parameter = nn.Parameter(data, requires_grad=tensor.parameter.requires_grad)
-        for module, attribute in tensor.owners:
-            module._parameters[attribute] = tensor.parameter
-    else:
-        tensor.parameter.data = data
-
-
-def _version(tensor: _Tensor) -> int:
-    return 0 if tensor.parameter.is_inference() else tensor.parameter._version
 
 
 def _is_running(module: nn.Module) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 import overlace  # noqa: E402
-from overlace.offload import stream_blocks  # noqa: E402
+from overlace.offload import _graphs, stream_blocks  # noqa: E402
 from torch import nn  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -79,23 +81,29 @@ def test_slots_are_all_that_lies_on_the_gpu():
         assert stream.stats()["memory_bytes"] >= 2 * block
 
 
-def test_copies_run_beside_the_computation():
-    """By the profiler's trace: copies to the device lie within kernels, for a good part of their time."""
-    model = wide(6, 4096, "cpu")
-    x = torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16)
-    with stream_blocks(model, "cuda"), torch.no_grad():
-        model(x)
+def share_beside(run: Callable[[], object]) -> float:
+    """By the profiler's trace of two passes: the share of the copies' time that lies within kernels."""
+    run()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(2):
+            run()
         torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for _ in range(2):
-                model(x)
-            torch.cuda.synchronize()
     spans = [(e.name, e.time_range.start, e.time_range.end) for e in profile.events() if e.device_type.name == "CUDA"]
     copies = [(a, b) for name, a, b in spans if "HtoD" in name and b - a > 500]
     kernels = [(a, b) for name, a, b in spans if "Memcpy" not in name and "Memset" not in name]
     assert len(copies) >= 8 and kernels, sorted({name for name, _, _ in spans})
     beside = sum(max(0, min(b, d) - max(a, c)) for a, b in copies for c, d in kernels)
-    assert beside > sum(b - a for a, b in copies) / 2
+    return beside / sum(b - a for a, b in copies)
+
+
+def test_copies_run_beside_the_computation():
+    model = wide(6, 4096, "cpu")
+    x = torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16)
+    with stream_blocks(model, "cuda"), torch.no_grad():
+        assert share_beside(lambda: model(x)) > 0.5
+        captured = Captured(model, x.shape)
+        assert share_beside(captured.graph.replay) > 0.5
 
 
 def test_gradients_of_adapters_are_those_of_resident_blocks():
@@ -116,15 +124,127 @@ def test_gradients_of_adapters_are_those_of_resident_blocks():
                     assert torch.equal(parameter.grad, theirs[name]), (step, name)
 
 
-def test_a_call_in_a_capture_is_refused():
-    model = wide(3, 256, "cpu")
-    x = torch.randn(16, 256, device="cuda", dtype=torch.bfloat16)
+class Captured:
+    """A graph of a pass; a replay begins with other bytes in its slots."""
+
+    def __init__(self, model: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> None:
+        self.x = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
+        model(self.x)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        first = len(_graphs._KEPT)
+        with torch.cuda.graph(self.graph):
+            self.y = model(self.x)
+        self.slots = [kept.what[-1] for kept in _graphs._KEPT[first:]]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for memory in self.slots:
+            memory.fill_(0x7F)
+        self.x.copy_(x)
+        self.graph.replay()
+        return self.y.clone()
+
+    def end(self) -> None:
+        self.slots.clear()
+        self.graph.reset()
+
+
+def inputs(count: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+
+
+def has_graphs(stream, wanted: int) -> bool:
+    """A graph's end is told by a thread of the driver, soon."""
+    deadline = time.monotonic() + 10
+    while stream.stats()["graphs"] != wanted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return stream.stats()["graphs"] == wanted
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("resident", [0, "16MiB"])
+def test_replays_have_the_bits_of_resident_blocks(slots, resident):
+    model, wanted = wide(5, 1024, "cpu"), wide(5, 1024, "cuda")
+    with stream_blocks(model, "cuda", slots=slots, resident=resident) as stream, torch.no_grad():
+        captured = Captured(model, (64, 1024))
+        assert len(captured.slots) == stream.stats()["graphs"] == 1
+        queued = []
+        for i, x in enumerate(inputs(20, (64, 1024))):
+            queued.append((captured(x), x))
+            if i % 3 == 0:
+                queued.append((model(x), x))  # the host waits for none of them
+        for i, (y, x) in enumerate(queued):
+            assert torch.equal(y, wanted(x)), i
+
+
+def test_graphs_of_two_shapes_and_of_a_part_of_the_blocks():
+    model, wanted = wide(4, 1024, "cpu"), wide(4, 1024, "cuda")
     with stream_blocks(model, "cuda"), torch.no_grad():
+        some, many, part = Captured(model, (16, 1024)), Captured(model, (512, 1024)), Captured(model[:2], (16, 1024))
+        twice = Captured(lambda x: model(model(x)), (16, 1024))
+        assert [len(c.slots) for c in (some, many, part, twice)] == [1, 1, 1, 1]
+        for x, y in zip(inputs(5, (16, 1024)), inputs(5, (512, 1024)), strict=True):
+            assert torch.equal(some(x), wanted(x)) and torch.equal(many(y), wanted(y))
+            assert torch.equal(part(x), wanted[:2](x)) and torch.equal(twice(x), wanted(wanted(x)))
+            assert torch.equal(model(y), wanted(y))
+
+
+def test_values_that_change_between_replays_are_seen():
+    model, wanted = wide(3, 512, "cpu"), wide(3, 512, "cuda")
+    with stream_blocks(model, "cuda"), torch.no_grad():
+        captured = Captured(model, (16, 512))
+        for x in inputs(3, (16, 512)):
+            assert torch.equal(captured(x), wanted(x))
+            torch.cuda.synchronize()  # a replay reads them when it runs
+            for listed in (model, wanted):
+                listed[1].up.weight.mul_(2)
+            assert torch.equal(captured(x), wanted(x)) and torch.equal(model(x), wanted(x))
+
+
+def test_a_graph_holds_what_it_uses_until_it_ends():
+    model, wanted = wide(3, 1024, "cpu"), wide(3, 1024, "cuda")
+    (x,) = inputs(1, (16, 1024))
+    with torch.no_grad():
+        with stream_blocks(model, "cuda") as stream:
+            first, second = Captured(model, (16, 1024)), Captured(model, (16, 1024))
+            before = torch.cuda.memory_allocated()
+            first.end()
+            assert has_graphs(stream, 1)
+            slots = 2 * sum(p.nbytes for p in model[0].parameters())
+            assert torch.cuda.memory_allocated() <= before - slots
+            assert torch.equal(second(x), wanted(x)) and torch.equal(model(x), wanted(x))
+        for parameter in model.parameters():
+            parameter.zero_()  # the caller's memory; the graph goes on with what it holds
+        pinned = [torch.zeros_like(p, device="cpu").pin_memory() for p in model.parameters()]
+        assert torch.equal(second(x), wanted(x))
+        second.end()
+        assert has_graphs(stream, 0) and len(pinned) == 6
+
+
+def test_captures_that_are_refused(tmp_path):
+    model = test_offload.stack(3)
+    x = torch.randn(7, test_offload.WIDTH, device="cuda")
+    file = test_offload.saved(model, tmp_path / "m.safetensors")
+    for options, text in (
+        ({"source": file}, 'wanted source="host", as a graph reads no files'),
+        ({"backward": True}, "wanted backward=False"),
+    ):
+        with stream_blocks(model, "cuda", **options), torch.no_grad():
+            model(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with pytest.raises(overlace.Unsupported, match=text), torch.cuda.graph(graph):
+                model(x)
+            torch.cuda.synchronize()
+            assert torch.isfinite(model(x)).all()
+    with stream_blocks(model, "cuda") as stream, torch.no_grad():
         model(x)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with pytest.raises(overlace.Error, match="captur"), torch.cuda.graph(graph):
-            model(x)
+        with (
+            pytest.raises(overlace.InvalidArgument, match="wanted it behind"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            stream.close()
         torch.cuda.synchronize()
         assert torch.isfinite(model(x)).all()
 
