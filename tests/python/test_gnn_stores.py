@@ -1,10 +1,12 @@
-"""DiskFeatureStore and CscGraphStore: rows of the dataset, as PyG asks for them, and without PyG."""
+"""DiskFeatureStore, PinnedFeatureStore and CscGraphStore: rows as PyG asks for them, and without PyG."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import overlace
@@ -77,7 +79,8 @@ def test_pyg_reads_features_and_graph(dataset: gnn.Dataset) -> None:
         graph.remove_edge_index(graph.get_all_edge_attrs()[0])
 
 
-def test_pyg_s_loader_takes_both_stores(dataset: gnn.Dataset) -> None:
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_pyg_s_loader_takes_both_stores(dataset: gnn.Dataset, where: str) -> None:
     torch = pytest.importorskip("torch")
     loader = pytest.importorskip("torch_geometric.loader")
     sampler = pytest.importorskip("torch_geometric.sampler")
@@ -105,7 +108,11 @@ def test_pyg_s_loader_takes_both_stores(dataset: gnn.Dataset) -> None:
             return None
 
     seeds = torch.from_numpy(dataset.split("valid"))[:40]
-    with gnn.DiskFeatureStore(dataset, cache="8KiB") as store:
+    tables = {"x": gnn.PinnedTable(dataset), "y": gnn.PinnedTable(np.array(dataset.labels))}
+    with contextlib.ExitStack() as stack:
+        store: Any = gnn.PinnedFeatureStore(tables)
+        if where == "disk":
+            store = stack.enter_context(gnn.DiskFeatureStore(dataset, cache="8KiB"))
         made = loader.NodeLoader((store, gnn.CscGraphStore(dataset)), InNeighbours(), input_nodes=seeds, batch_size=16)
         seen = []
         for batch in made:
@@ -113,6 +120,38 @@ def test_pyg_s_loader_takes_both_stores(dataset: gnn.Dataset) -> None:
             np.testing.assert_array_equal(batch.y, dataset.labels[batch.n_id])
             seen += batch.n_id[: batch.batch_size].tolist()
     assert seen == seeds.tolist()
+
+
+def test_pyg_reads_tables_in_memory(dataset: gnn.Dataset) -> None:
+    torch = pytest.importorskip("torch")
+    data = pytest.importorskip("torch_geometric.data")
+    features, labels = torch.from_numpy(np.array(dataset.features)), torch.from_numpy(np.array(dataset.labels))
+    tables = {
+        "x": gnn.PinnedTable(dataset),
+        "y": gnn.PinnedTable(labels),
+        ("paper", "x"): gnn.PinnedTable(features[:9]),
+    }
+    store = gnn.PinnedFeatureStore(tables)
+    assert isinstance(store, data.FeatureStore)
+    known = [(a.group_name, a.attr_name) for a in store.get_all_tensor_attrs()]
+    assert known == [(None, "x"), (None, "y"), ("paper", "x")]
+    mask = torch.zeros(2**11, dtype=torch.bool)
+    mask[[3, 700]] = True
+    for index in (torch.tensor([5, 2047, 0, 5]), slice(10, 40, 3), None, mask):
+        key = slice(None) if index is None else index
+        assert torch.equal(store.get_tensor(data.TensorAttr(None, "x", index)), features[key])
+        assert torch.equal(store.get_tensor(data.TensorAttr(None, "y", index)), labels[key])
+    assert torch.equal(store.get_tensor(data.TensorAttr("paper", "x", torch.tensor([8]))), features[[8]])
+    assert store.get_tensor_size(None, "x") == (2**11, 33) and store.get_tensor_size("paper", "x") == (9, 33)
+    for group, name in ((None, "z"), ("author", "x")):
+        with pytest.raises(overlace.InvalidArgument, match=f"group {group!r} and attribute {name!r}, wanted one of"):
+            store.get_tensor(data.TensorAttr(group, name, slice(None)))
+    with pytest.raises(overlace.InvalidArgument, match="9"):
+        store.get_tensor(data.TensorAttr("paper", "x", torch.tensor([9])))
+    with pytest.raises(overlace.Unsupported, match="read-only"):
+        store.put_tensor(features, group_name=None, attr_name="z", index=None)
+    with pytest.raises(overlace.InvalidArgument, match="is a Tensor, wanted a PinnedTable"):
+        gnn.PinnedFeatureStore({"x": features})
 
 
 def test_ids_of_a_request_that_waits_are_its_own(dataset: gnn.Dataset) -> None:

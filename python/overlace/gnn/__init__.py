@@ -28,6 +28,7 @@ __all__ = [
     "DlpackArray",
     "OfflineSampler",
     "PackedLoader",
+    "PinnedFeatureStore",
     "PinnedTable",
     "gather_rows",
     "generate",
@@ -41,6 +42,6 @@ def __getattr__(name: str) -> object:
     # These import torch or PyG, which the rest works without.
     if name == "nn":
         return importlib.import_module("overlace.gnn.nn")
-    if name in ("CscGraphStore", "DiskFeatureStore"):
+    if name in ("CscGraphStore", "DiskFeatureStore", "PinnedFeatureStore"):
         return getattr(importlib.import_module("overlace.gnn.stores"), name)
     raise AttributeError(f"module 'overlace.gnn' has no attribute '{name}'")

@@ -1,9 +1,10 @@
-"""A dataset on its disk as PyG's feature store and graph store; without PyG the same objects, which read arrays."""
+"""A dataset on its disk, or tables in memory, as PyG's stores; without PyG the same objects, which read arrays."""
 
 from __future__ import annotations
 
 import copy
 import ctypes as c
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ from overlace import errors
 from overlace._library import names_of
 from overlace.gnn import _native
 from overlace.gnn.dataset import Dataset
-from overlace.gnn.table import _ids
+from overlace.gnn.table import PinnedTable, _ids
 
 try:
     from torch_geometric.data import FeatureStore, GraphStore, TensorAttr
@@ -34,6 +35,21 @@ def most_used(dataset: Dataset, count: int) -> np.ndarray:
     for first in range(0, len(indices), _EDGES_AT_ONCE):
         uses += np.bincount(indices[first : first + _EDGES_AT_ONCE], minlength=dataset.num_vertices)
     return np.argsort(-uses, kind="stable")[:count].astype(np.int64)
+
+
+def _rows_of(index: Any, count: int) -> np.ndarray:
+    """The rows of `count` that PyG's index means: None, a slice, a number, a mask or ids."""
+    if index is None:
+        index = slice(None)
+    if isinstance(index, slice):
+        return np.arange(*index.indices(count))
+    if isinstance(index, int):
+        return np.array([index])
+    if str(getattr(index, "dtype", "")) in ("bool", "torch.bool"):
+        if tuple(index.shape) != (count,):
+            raise errors.InvalidArgument(f"a mask of shape {tuple(index.shape)}, wanted ({count},)")
+        return np.flatnonzero(np.asarray(index))
+    return _ids(index)
 
 
 class DiskFeatureStore(_native.Handle, FeatureStore):
@@ -120,19 +136,6 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
             self._worker = None
         super().close()
 
-    def _vertices(self, index: Any) -> np.ndarray:
-        if index is None:
-            index = slice(None)
-        if isinstance(index, slice):
-            return np.arange(*index.indices(len(self)))
-        if isinstance(index, int):
-            return np.array([index])
-        if str(getattr(index, "dtype", "")) in ("bool", "torch.bool"):
-            if tuple(index.shape) != (len(self),):
-                raise errors.InvalidArgument(f"a mask of shape {tuple(index.shape)}, wanted ({len(self)},)")
-            return np.flatnonzero(np.asarray(index))
-        return _ids(index)
-
     def _get_tensor(self, attr: Any) -> Any:
         import torch
 
@@ -143,9 +146,9 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
                 f"group {attr.group_name!r} and attribute {attr.attr_name!r}, wanted None and {' or '.join(known)}"
             )
         if attr.attr_name == "x":
-            rows = torch.from_numpy(self.read(self._vertices(attr.index)))
+            rows = torch.from_numpy(self.read(_rows_of(attr.index, len(self))))
             return rows.view(torch.bfloat16) if self._dataset.dtype == "bf16" else rows
-        vertices = self._vertices(attr.index)
+        vertices = _rows_of(attr.index, len(self))
         wrong = np.flatnonzero((vertices < 0) | (vertices >= len(self)))
         if len(wrong) > 0:
             raise errors.InvalidArgument(f"ids[{wrong[0]}] is {vertices[wrong[0]]}, wanted 0 to {len(self) - 1}")
@@ -168,6 +171,55 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
         _need_pyg()
         names = ["x"] if self._dataset.labels is None else ["x", "y"]
         return [TensorAttr(group_name=None, attr_name=name) for name in names]
+
+
+class PinnedFeatureStore(FeatureStore):
+    """Features in memory by vertex, for PyG's loaders: each attribute is a `PinnedTable`, from which a GPU reads the
+    rows that are asked for by itself, over the link, where the table has a device; else threads gather them.
+
+    `tables`: by attribute, such as {"x": table}, whose group is None, or by (group, attribute) of graphs of several
+    types. Rows are tensors where the table gathers them: on its GPU, so loaders want no worker processes then.
+    InvalidArgument for ids out of range, other groups and other attributes; tables are not put, changed or removed.
+    """
+
+    def __init__(self, tables: Mapping[Any, PinnedTable]) -> None:
+        super().__init__()
+        for key, table in tables.items():
+            if not isinstance(table, PinnedTable):
+                raise errors.InvalidArgument(f"tables[{key!r}] is a {type(table).__name__}, wanted a PinnedTable")
+        self._tables = {key if isinstance(key, tuple) else (None, key): table for key, table in tables.items()}
+
+    def _table(self, attr: Any) -> PinnedTable | None:
+        return self._tables.get((attr.group_name, attr.attr_name))
+
+    def _get_tensor(self, attr: Any) -> Any:
+        import torch
+
+        table = self._table(attr)
+        if table is None:
+            known = ", ".join(f"{group!r} and {name!r}" for group, name in self._tables)
+            raise errors.InvalidArgument(
+                f"group {attr.group_name!r} and attribute {attr.attr_name!r}, wanted one of {known or 'none'}"
+            )
+        index = attr.index
+        if table.device is None or not isinstance(index, torch.Tensor) or index.dtype == torch.bool:
+            index = _rows_of(index, len(table))
+        rows = table[index]
+        return rows if isinstance(rows, torch.Tensor) else torch.from_numpy(rows)
+
+    def _get_tensor_size(self, attr: Any) -> tuple[int, ...] | None:
+        table = self._table(attr)
+        return None if table is None else table.shape
+
+    def _put_tensor(self, tensor: Any, attr: Any) -> bool:
+        raise errors.Unsupported(f"PinnedFeatureStore is read-only: {attr.attr_name} cannot be put")
+
+    def _remove_tensor(self, attr: Any) -> bool:
+        raise errors.Unsupported(f"PinnedFeatureStore is read-only: {attr.attr_name} cannot be removed")
+
+    def get_all_tensor_attrs(self) -> list[Any]:
+        _need_pyg()
+        return [TensorAttr(group_name=group, attr_name=name) for group, name in self._tables]
 
 
 class CscGraphStore(GraphStore):
