@@ -148,7 +148,7 @@ def test_pyg_reads_tables_in_memory(dataset: gnn.Dataset) -> None:
             store.get_tensor(data.TensorAttr(group, name, slice(None)))
     with pytest.raises(overlace.InvalidArgument, match="9"):
         store.get_tensor(data.TensorAttr("paper", "x", torch.tensor([9])))
-    with pytest.raises(overlace.Unsupported, match="read-only"):
+    with pytest.raises(overlace.Unsupported, match="z cannot be put, wanted in tables"):
         store.put_tensor(features, group_name=None, attr_name="z", index=None)
     with pytest.raises(overlace.InvalidArgument, match="is a Tensor, wanted a PinnedTable"):
         gnn.PinnedFeatureStore({"x": features})

@@ -212,10 +212,14 @@ class PinnedFeatureStore(FeatureStore):
         return None if table is None else table.shape
 
     def _put_tensor(self, tensor: Any, attr: Any) -> bool:
-        raise errors.Unsupported(f"PinnedFeatureStore is read-only: {attr.attr_name} cannot be put")
+        raise errors.Unsupported(
+            f"PinnedFeatureStore: {attr.attr_name} cannot be put, wanted in tables when the store is made"
+        )
 
     def _remove_tensor(self, attr: Any) -> bool:
-        raise errors.Unsupported(f"PinnedFeatureStore is read-only: {attr.attr_name} cannot be removed")
+        raise errors.Unsupported(
+            f"PinnedFeatureStore: {attr.attr_name} cannot be removed, wanted out of tables when the store is made"
+        )
 
     def get_all_tensor_attrs(self) -> list[Any]:
         _need_pyg()
