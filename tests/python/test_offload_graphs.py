@@ -37,7 +37,7 @@ class Graph:
         self.tip = [self.add(self.tip, does)]
 
     def replay(self, prefer: Callable[[bool], float]) -> None:
-        """Runs, among the nodes that may run, the one that is preferred."""
+        """Runs that node which is preferred among those that may."""
         done: set[int] = set()
         while len(done) < len(self.nodes):
             ready = [i for i, n in enumerate(self.nodes, 1) if i not in done and done.issuperset(n[1])]

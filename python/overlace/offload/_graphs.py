@@ -51,7 +51,7 @@ class Driver:
             raise errors.make("cuda", f"stream_blocks: {name} gave {code}, wanted 0")
 
     def capture(self, stream: int) -> tuple[int, int, list[int]]:
-        """Of a stream that is captured: the capture's id, its graph, and the nodes that what comes next is behind."""
+        """A captured stream's capture: its id, its graph, and the nodes that what comes next is behind."""
         status, number, graph = c.c_int(), c.c_uint64(), c.c_void_p()
         nodes, edges, count = c.POINTER(c.c_void_p)(), c.c_void_p(), c.c_size_t()
         out = [c.byref(x) for x in (status, number, graph, nodes, edges, count)]
