@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 
-from overlace import gnn  # noqa: E402
+from overlace import gnn
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = os.environ.get("OVERLACE_LIB", "")
