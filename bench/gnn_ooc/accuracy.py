@@ -34,6 +34,7 @@ Packs = tuple[gnn.Artefact, str]  # and the name of those of train
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", choices=GRAPHS, default="dcsbm", help="packages: that of debian_graph.py")
+    parser.add_argument("--lists", default="/var/lib/apt/lists", help="folder of package lists")
     parser.add_argument("--vertices", type=int, default=2**16, help="of a generated graph")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=128)
@@ -176,7 +177,8 @@ def accuracies(
 def dataset_of(options: argparse.Namespace, directory: Path) -> gnn.Dataset:
     if options.graph == "dcsbm":
         return gnn.generate(directory / "g", num_vertices=options.vertices, dim=options.dim, seed=options.seed)
-    status = debian_graph.main([str(directory / "arrays"), "--dim", str(options.dim)])
+    words = [str(directory / "arrays"), "--lists", options.lists, "--dim", str(options.dim)]
+    status = debian_graph.main(words)
     if status != 0:
         raise SystemExit(status)
     ooc.command("import", str(directory / "arrays"), "--out", str(directory / "g"))
