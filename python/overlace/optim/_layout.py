@@ -16,6 +16,8 @@ from overlace.errors import InvalidArgument, Unsupported
 from overlace.optim.groups import hook_group
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
+SPREAD_BYTES = 32 << 20  # of slices that are on their way inside a group at a time
+Piece = tuple[torch.nn.Parameter, int, int]  # elements [begin, end) of each slice of a parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,21 +157,43 @@ class Slices(Layout):
     def spread(self) -> None:
         # In the order of the parameters: a set of dtypes has another order in each process.
         for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
-            whole = [p for p in self.parameters.values() if p.dtype == dtype]
-            cuts = [-(-p.numel() // self.shards) for p in whole]
-            mine, at = torch.zeros(sum(cuts), dtype=dtype, device=whole[0].device), 0
-            for p, cut in zip(whole, cuts, strict=True):
-                values = self.part(p)
-                mine[at : at + values.numel()] = values
-                at += cut
-            everybody = [torch.empty_like(mine) for _ in range(self.shards)]
-            dist.all_gather(everybody, mine, group=self.inner)
-            at = 0
-            for p, cut in zip(whole, cuts, strict=True):
-                for shard, theirs in enumerate(everybody):
-                    begin, end = self._range(p, shard)
-                    p.data.view(-1)[begin:end] = theirs[at : at + end - begin]
-                at += cut
+            for pieces in self._pieces([p for p in self.parameters.values() if p.dtype == dtype]):
+                self._gather(pieces)
+
+    def _pieces(self, whole: list[torch.nn.Parameter]) -> Iterator[list[Piece]]:
+        """As many at a time as SPREAD_BYTES hold beside what is sent."""
+        most = max(1, SPREAD_BYTES // ((1 + self.shards) * whole[0].element_size()))
+        pieces: list[Piece] = []
+        room = most
+        for p in whole:
+            cut, begin = -(-p.numel() // self.shards), 0
+            while begin < cut:
+                end = min(cut, begin + room)
+                pieces.append((p, begin, end))
+                room, begin = room - (end - begin), end
+                if room == 0:
+                    yield pieces
+                    pieces, room = [], most
+        if pieces:
+            yield pieces
+
+    def _gather(self, pieces: list[Piece]) -> None:
+        first = pieces[0][0]
+        mine = torch.zeros(sum(end - begin for _, begin, end in pieces), dtype=first.dtype, device=first.device)
+        at = 0
+        for p, begin, end in pieces:
+            values = self.part(p)[begin:end]
+            mine[at : at + values.numel()] = values
+            at += end - begin
+        everybody = [torch.empty_like(mine) for _ in range(self.shards)]
+        dist.all_gather(everybody, mine, group=self.inner)
+        at = 0
+        for p, begin, end in pieces:
+            for shard, theirs in enumerate(everybody):
+                of_shard = slice(*self._range(p, shard))
+                values = p.data.view(-1)[of_shard][begin:end]
+                values.copy_(theirs[at : at + values.numel()])
+            at += end - begin
 
 
 class Zero1(Layout):
