@@ -50,7 +50,7 @@ def loss_of(row: dict) -> float:
 
 
 def best(rows: list[dict]) -> dict[tuple[str, str], dict]:
-    """Of a case and a rule the record of the learning rate with the least loss, of the newest run of each."""
+    """The record of the learning rate with the least loss, by case and rule; of each rate the newest run."""
     newest = {}
     for row in sorted(rows, key=lambda row: row["run"]):
         name, what = row["case"]["name"], row["case"]["what"]

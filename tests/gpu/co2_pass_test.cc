@@ -268,7 +268,7 @@ struct RateArrays {
   }
 };
 
-/// Of all four arrays.
+/// A hash of all four arrays.
 uint64_t hash_of(const RateArrays& of) {
   const OnDevice<uint64_t> hash({0});
   for (const float* const array : of.arrays)

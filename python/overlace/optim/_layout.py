@@ -16,7 +16,7 @@ from overlace.errors import InvalidArgument, Unsupported
 from overlace.optim.groups import hook_group
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
-SPREAD_BYTES = 32 << 20  # of slices that are on their way inside a group at a time
+SPREAD_BYTES = 8 << 20  # of slices that are on their way inside a group at a time
 Piece = tuple[torch.nn.Parameter, int, int]  # elements [begin, end) of each slice of a parameter
 
 
@@ -157,11 +157,17 @@ class Slices(Layout):
     def spread(self) -> None:
         # In the order of the parameters: a set of dtypes has another order in each process.
         for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
+            buffers: list[torch.Tensor] = []  # of the first pieces, which are the longest: memory is taken once
             for pieces in self._pieces([p for p in self.parameters.values() if p.dtype == dtype]):
-                self._gather(pieces)
+                count = sum(end - begin for _, begin, end in pieces)
+                if not buffers:
+                    buffers = [
+                        torch.zeros(count, dtype=dtype, device=pieces[0][0].device) for _ in range(self.shards + 1)
+                    ]
+                self._gather(pieces, [buffer[:count] for buffer in buffers])
 
     def _pieces(self, whole: list[torch.nn.Parameter]) -> Iterator[list[Piece]]:
-        """As many at a time as SPREAD_BYTES hold beside what is sent."""
+        """So many at a time that what is sent and what comes take SPREAD_BYTES."""
         most = max(1, SPREAD_BYTES // ((1 + self.shards) * whole[0].element_size()))
         pieces: list[Piece] = []
         room = most
@@ -177,15 +183,13 @@ class Slices(Layout):
         if pieces:
             yield pieces
 
-    def _gather(self, pieces: list[Piece]) -> None:
-        first = pieces[0][0]
-        mine = torch.zeros(sum(end - begin for _, begin, end in pieces), dtype=first.dtype, device=first.device)
+    def _gather(self, pieces: list[Piece], buffers: list[torch.Tensor]) -> None:
+        mine, *everybody = buffers
         at = 0
         for p, begin, end in pieces:
             values = self.part(p)[begin:end]
             mine[at : at + values.numel()] = values
             at += end - begin
-        everybody = [torch.empty_like(mine) for _ in range(self.shards)]
         dist.all_gather(everybody, mine, group=self.inner)
         at = 0
         for p, begin, end in pieces:

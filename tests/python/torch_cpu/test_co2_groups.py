@@ -164,7 +164,7 @@ def train_in_small_pieces(group, kept):
 
 
 def test_slices_are_spread_piece_by_piece():
-    ends = {kept: run_ranks(4, train_in_small_pieces, kept)[0] for kept in (32 << 20, 600, 12)}
+    ends = {kept: run_ranks(4, train_in_small_pieces, kept)[0] for kept in (8 << 20, 600, 12)}
     assert len({str(end[:2]) for end in ends.values()}) == 1  # the same bits
     assert all(max(end[2]) <= kept for kept, end in ends.items())
     counts = [len(end[2]) for end in ends.values()]
