@@ -526,7 +526,7 @@ def block_page() -> str:
 
 
 def gnn_page() -> str:
-    rows = [*records("gnn_ooc_cpu2"), *records("gnn_accuracy_cpu2")]
+    rows = [*records("gnn_ooc_cpu2"), *records("gnn_accuracy_cpu2"), *records("gnn_chain_cpu2")]
     return gen_gnn.page(rows, records("gnn_ooc_h200"), records("gnn_figures_cpu2"))
 
 

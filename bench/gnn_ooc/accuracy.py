@@ -2,8 +2,9 @@
 
     python3 bench/gnn_ooc/accuracy.py --out bench/results/gnn_accuracy_cpu2.jsonl
 
-One graph; each seed draws samples, weights and sequences of its own, and all ways of a seed begin with the same weights
-and are tested on the same batches after the last training epoch. Each line of --out is a record of a model and a way.
+One graph, generated or (`--graph packages`) the distribution's own package list; each seed draws samples, weights and
+sequences of its own, and all ways of a seed begin with the same weights and are tested on the same batches after the
+last training epoch. Each line of --out is a record of a model and a way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import debian_graph
 import numpy as np
 import ooc
 import torch
@@ -25,12 +27,15 @@ from overlace.gnn.nn import Model
 
 ORDERS = {"fixed": "belady", "segments": "belady", "shuffle": "static"}
 MODELS = ("sage", "gat", "gcn")
+GRAPHS = {"dcsbm": "accuracy", "packages": "packages"}  # and what cases begin with
 Packs = tuple[gnn.Artefact, str]  # and the name of those of train
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vertices", type=int, default=2**16)
+    parser.add_argument("--graph", choices=GRAPHS, default="dcsbm", help="packages: that of debian_graph.py")
+    parser.add_argument("--lists", default="/var/lib/apt/lists", help="folder of package lists")
+    parser.add_argument("--vertices", type=int, default=2**16, help="of a generated graph")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--fanouts", default="10,5")
@@ -169,8 +174,22 @@ def accuracies(
     return out
 
 
-def measure(records: ooc.Records, options: argparse.Namespace, directory: Path) -> None:
-    dataset = gnn.generate(directory / "g", num_vertices=options.vertices, dim=options.dim, seed=options.seed)
+def dataset_of(options: argparse.Namespace, directory: Path) -> gnn.Dataset:
+    if options.graph == "dcsbm":
+        return gnn.generate(directory / "g", num_vertices=options.vertices, dim=options.dim, seed=options.seed)
+    words = [str(directory / "arrays"), "--lists", options.lists, "--dim", str(options.dim)]
+    status = debian_graph.main(words)
+    if status != 0:
+        raise SystemExit(status)
+    ooc.command("import", str(directory / "arrays"), "--out", str(directory / "g"))
+    return gnn.Dataset(directory / "g")
+
+
+def measure(options: argparse.Namespace, directory: Path) -> None:
+    dataset = dataset_of(options, directory)
+    records = ooc.Records(options, "bench/gnn_ooc/accuracy.py")
+    if options.graph == "packages":
+        records.data = f"package graph, {dataset.num_vertices} packages, {dataset.dim} fp32"
     graph = Graph.of(dataset)
     found: dict[tuple[str, str], list[float]] = {}
     for seed in range(1, options.seeds + 1):
@@ -183,14 +202,14 @@ def measure(records: ooc.Records, options: argparse.Namespace, directory: Path) 
     what += f", batches of {options.batch_size}, {options.parts} parts"
     for (kind, way), shares in found.items():
         accuracy = {"mean": statistics.mean(shares), "min": min(shares), "max": max(shares), "samples": shares}
-        records.add(f"accuracy_{kind}", what, way, options.seeds, accuracy=accuracy)
+        records.add(f"{GRAPHS[options.graph]}_{kind}", what, way, options.seeds, accuracy=accuracy)
 
 
 def main(words: list[str] | None = None) -> int:
     options = parse(words)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="overlace_gnn_accuracy_") as directory:
-        measure(ooc.Records(options, "bench/gnn_ooc/accuracy.py"), options, Path(directory))
+        measure(options, Path(directory))
     return 0
 
 

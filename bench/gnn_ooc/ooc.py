@@ -116,7 +116,7 @@ class Records:
         self._path = Path(options.out)
         self._run = self._now()
         self._command = " ".join([program, *sys.argv[1:]])
-        self._data = f"dcsbm, {options.vertices} vertices, {options.dim} fp32, seed {options.seed}"
+        self.data = f"dcsbm, {options.vertices} vertices, {options.dim} fp32, seed {options.seed}"
 
     @staticmethod
     def _now() -> str:
@@ -134,7 +134,7 @@ class Records:
             "case": {"name": case, "what": what},
             "dtype": "fp32",
             "team": 1,
-            "data": self._data,
+            "data": self.data,
             "method": {"repetitions": repetitions},
             "competitor": competitor,
             "status": "ok",

@@ -15,6 +15,7 @@
 #include "src/base/half.h"
 #include "src/train/co2/control.h"
 #include "src/train/co2/cuda/pass.h"
+#include "tests/gpu/support/co2_pass_styles.h"
 #include "tests/gpu/support/gpu_ranks.h"
 
 namespace overlace::train {
@@ -242,65 +243,118 @@ TEST(Co2PassGpu, BeginsAndEndsABoundaryAsTheCpu) {
     }
 }
 
-/// Prints the rate of the pass over 32 bytes an element beside that of a copy; the bench has the goal.
-TEST(Co2PassGpu, Rate) {
-  OVERLACE_NEED_GPUS(1);
-  constexpr int64_t kTensor = int64_t{8} << 20, kTensors = 32;
-  constexpr int64_t kCount = kTensor * kTensors;
-  const auto zeros = [](int64_t count) {
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, static_cast<size_t>(count) * sizeof(float)));
-    check(cudaMemset(memory, 0, static_cast<size_t>(count) * sizeof(float)));
-    return static_cast<float*>(memory);
-  };
-  float* const arrays4[] = {zeros(kCount), zeros(kCount), zeros(kCount), zeros(kCount)};
+/// Arrays of a pass on the device.
+struct RateArrays {
+  static constexpr int64_t kTensor = int64_t{8} << 20, kTensors = 32, kCount = kTensor * kTensors;
+  float* arrays[4] = {};  // x, anchor, kept, wire
   std::vector<PassTensor> tensors;
-  std::vector<BucketRange> buckets;
-  for (int64_t t = 0; t < kTensors; ++t) {
-    tensors.push_back({.x = arrays4[0] + t * kTensor, .begin = t * kTensor, .count = kTensor});
-    buckets.push_back({static_cast<size_t>(t), 1, t * kTensor, kTensor});
+
+  RateArrays() {
+    for (float*& array : arrays) check(cudaMalloc(&array, kCount * sizeof(float)));
+    for (int64_t t = 0; t < kTensors; ++t)
+      tensors.push_back({.x = arrays[0] + t * kTensor, .begin = t * kTensor, .count = kTensor});
   }
-  const CudaPieces plan = cuda_pieces(tensors, buckets);
-  ControlPod control;
-  control.pass.is_applied = 1;
-  const OnDevice<ControlPod> gcontrol({control});
-  const OnDevice<PassTensor> gtensors(tensors);
-  const OnDevice<TensorPod> gbounds(std::vector<TensorPod>(tensors.size()));
-  const OnDevice<CudaPiece> gpieces(plan.pieces);
-  const OnDevice<SumsPod> gparts(std::vector<SumsPod>(plan.pieces.size()));
-  const CudaArrays arrays{.control = gcontrol.get(),
-                          .tensors = gtensors.get(),
-                          .bounds = gbounds.get(),
-                          .pieces = gpieces.get(),
-                          .parts = gparts.get(),
-                          .memory = {.anchor = arrays4[1], .kept = arrays4[2], .wire = arrays4[3]}};
+  ~RateArrays() {
+    for (float* const array : arrays) (void)cudaFree(array);
+  }
+  RateArrays(const RateArrays&) = delete;
+  RateArrays& operator=(const RateArrays&) = delete;
+
+  /// As after steps of training: increments that are neither zero nor tiny. Behind a pass they are zero, and a quotient
+  /// of zero takes another way through the division.
+  void fill() const {
+    constexpr int kBytes[] = {0x3c, 0x3d, 0x3b, 0x3a};
+    for (int i = 0; i < 4; ++i) check(cudaMemsetAsync(arrays[i], kBytes[i], kCount * sizeof(float), nullptr));
+  }
+};
+
+/// A hash of all four arrays.
+uint64_t hash_of(const RateArrays& of) {
+  const OnDevice<uint64_t> hash({0});
+  for (const float* const array : of.arrays)
+    EXPECT_TRUE(queue_hash(array, 4, RateArrays::kCount, 0, hash.get(), nullptr).ok());
+  check(cudaDeviceSynchronize());
+  return hash.read()[0];
+}
+
+/// Milliseconds of the fastest of six.
+float best_ms(const std::function<void()>& prepare, const std::function<void()>& body) {
   cudaEvent_t events[2];
   for (cudaEvent_t& event : events) check(cudaEventCreate(&event));
-  const auto best_ms = [&](const std::function<void()>& body) {
-    float best = 1e9f;
-    for (int i = 0; i < 6; ++i) {
-      check(cudaEventRecord(events[0], nullptr));
-      body();
-      check(cudaEventRecord(events[1], nullptr));
-      check(cudaEventSynchronize(events[1]));
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, events[0], events[1]));
-      best = std::min(best, ms);
-    }
-    return best;
+  float best = 1e9f;
+  for (int i = 0; i < 6; ++i) {
+    prepare();
+    check(cudaEventRecord(events[0], nullptr));
+    body();
+    check(cudaEventRecord(events[1], nullptr));
+    check(cudaEventSynchronize(events[1]));
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, events[0], events[1]));
+    best = std::min(best, ms);
+  }
+  for (cudaEvent_t& event : events) check(cudaEventDestroy(event));
+  return best;
+}
+
+/// Prints the rate of the pass over 32 bytes an element beside that of a copy: of the library's kernel and of the
+/// styles that it does not have, in buckets of 32 MiB and in one launch, with pieces of several sizes. The bench has
+/// the goal.
+TEST(Co2PassGpu, Rate) {
+  OVERLACE_NEED_GPUS(1);
+  const RateArrays of;
+  constexpr int64_t kCount = RateArrays::kCount;
+  const std::function<void()> fill = [&] { of.fill(); };
+  const float copy_ms = best_ms(fill, [&] {
+    check(cudaMemcpyAsync(of.arrays[3], of.arrays[2], kCount * sizeof(float), cudaMemcpyDeviceToDevice, nullptr));
+  });
+  const double copy = 8e-6 * kCount / static_cast<double>(copy_ms);
+  std::printf("copy %.0f GB/s\n", copy);
+  const auto queue_own = [](const CudaArrays& arrays, float groups, const CudaRun& run, void* stream) {
+    return queue_pass(arrays, PassMode::fused, groups, run, stream);
   };
-  const float pass_ms = best_ms([&] {
-    for (const auto& runs : plan.of_bucket)
-      ASSERT_TRUE(queue_pass(arrays, PassMode::fused, 2, runs.at(0), nullptr).ok());
-  });
-  const float copy_ms = best_ms([&] {
-    check(cudaMemcpyAsync(arrays4[0], arrays4[1], kCount * sizeof(float), cudaMemcpyDeviceToDevice, nullptr));
-  });
-  const double pass = 32e-6 * kCount / pass_ms, copy = 8e-6 * kCount / copy_ms;
-  std::printf("pass %.0f GB/s (%.2f ms), copy %.0f GB/s, ratio %.3f\n", pass, static_cast<double>(pass_ms), copy,
-              pass / copy);
-  EXPECT_GT(pass / copy, 0.1);
-  for (float* const array : arrays4) check(cudaFree(array));
+  std::vector<test::PassStyleRow> styles = {{"as it is", queue_own}};
+  styles.insert(styles.end(), test::pass_styles().begin(), test::pass_styles().end());
+  styles.push_back({"as it is, increments of zero", queue_own});
+  ControlPod control;
+  control.pass.is_applied = 1;
+  control.pass.keep = 0.8f;
+  const OnDevice<ControlPod> gcontrol({control});
+  const OnDevice<PassTensor> gtensors(of.tensors);
+  const OnDevice<TensorPod> gbounds(
+      std::vector<TensorPod>(of.tensors.size(), TensorPod{.bound = std::numeric_limits<float>::infinity()}));
+  uint64_t wanted = 0;
+  for (const int64_t of_launch : {int64_t{1}, RateArrays::kTensors})
+    // 264 blocks of 31776 elements are two on each SM of an H200, and fill it evenly.
+    for (const int64_t of_piece : {kCudaPiece, int64_t{31776}, int64_t{15904}, int64_t{8192}}) {
+      std::vector<BucketRange> buckets;
+      for (int64_t t = 0; t < RateArrays::kTensors; t += of_launch)
+        buckets.push_back({static_cast<size_t>(t), static_cast<size_t>(of_launch), t * RateArrays::kTensor,
+                           of_launch * RateArrays::kTensor});
+      const CudaPieces plan = cuda_pieces(of.tensors, buckets, of_piece);
+      const OnDevice<CudaPiece> gpieces(plan.pieces);
+      const OnDevice<SumsPod> gparts(std::vector<SumsPod>(plan.pieces.size()));
+      const CudaArrays arrays{.control = gcontrol.get(),
+                              .tensors = gtensors.get(),
+                              .bounds = gbounds.get(),
+                              .pieces = gpieces.get(),
+                              .parts = gparts.get(),
+                              .memory = {.anchor = of.arrays[1], .kept = of.arrays[2], .wire = of.arrays[3]}};
+      for (const test::PassStyleRow& style : styles) {
+        const bool is_of_zeros = &style == &styles.back();
+        const auto prepare = is_of_zeros ? std::function<void()>([] {}) : fill;
+        const double ms = static_cast<double>(best_ms(prepare, [&] {
+          for (const auto& runs : plan.of_bucket) ASSERT_TRUE(style.queue(arrays, 2, runs.at(0), nullptr).ok());
+        }));
+        const double pass = 32e-6 * kCount / ms;
+        std::printf("pass %.0f GB/s (%.2f ms), ratio %.3f: %s, %lld launches, pieces of %lld\n", pass, ms, pass / copy,
+                    style.name, static_cast<long long>(plan.of_bucket.size()), static_cast<long long>(of_piece));
+        EXPECT_GT(pass / copy, 0.1);
+        if (is_of_zeros) continue;
+        const uint64_t hash = hash_of(of);
+        if (wanted == 0) wanted = hash;
+        EXPECT_EQ(hash, wanted) << style.name;  // with two groups a product has the bits of the quotient
+      }
+    }
 }
 
 }  // namespace

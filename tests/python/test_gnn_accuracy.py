@@ -84,3 +84,29 @@ def test_the_record_sees_a_loss(tmp_path: Path) -> None:
     for way in gen_gnn.WAYS:
         assert f"| `{way}`: " in section
     assert f"{100 * (mean['fixed'] - mean['inmem_online']):+.2f}" in section
+
+
+def test_packages_are_a_graph_to_train_on(tmp_path: Path) -> None:
+    rng, sections = np.random.default_rng(3), ("admin", "libs", "math")
+    stanzas = []
+    for i in range(1500):
+        wanted = ", ".join(f"p{j}" for j in rng.integers(0, 1500, 4) // 3 * 3 + i % 3)
+        stanzas.append(f"Package: p{i}\nSection: {sections[i % 3]}\nDepends: {wanted}\nDescription: word{i % 3} {i}")
+    (tmp_path / "x_Packages").write_text("\n\n".join(stanzas))
+    out = tmp_path / "out.jsonl"
+    words = ["--graph", "packages", "--lists", str(tmp_path), "--dim", "16", "--epochs", "2", "--seeds", "1"]
+    assert accuracy.main([*words, "--models", "sage", "--git", "test", "--out", str(out)]) == 0
+    rows = records.read(out)
+    assert {row["competitor"] for row in rows} == set(gen_gnn.WAYS)
+    assert all(row["data"] == "package graph, 1500 packages, 16 fp32" for row in rows)
+    shares = {row["competitor"]: row["accuracy"]["mean"] for row in rows}
+    assert shares["fixed"] > 0.6  # of three sections that follow from words
+    section = gen_gnn.accuracy_section(gen_gnn.cases_of(rows), "packages_", "Accuracy on packages")
+    assert "## Accuracy on packages" in section and not gen_gnn.accuracy_section(gen_gnn.cases_of(rows))
+
+
+def test_no_package_list_is_a_skip(tmp_path: Path) -> None:
+    words = ["--graph", "packages", "--lists", str(tmp_path), "--out", str(tmp_path / "out.jsonl"), "--git", "test"]
+    with pytest.raises(SystemExit) as end:
+        accuracy.main(words)
+    assert end.value.code == 77

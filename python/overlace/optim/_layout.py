@@ -16,6 +16,8 @@ from overlace.errors import InvalidArgument, Unsupported
 from overlace.optim.groups import hook_group
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
+SPREAD_BYTES = 8 << 20  # of slices that are on their way inside a group at a time
+Piece = tuple[torch.nn.Parameter, int, int]  # elements [begin, end) of each slice of a parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,21 +157,47 @@ class Slices(Layout):
     def spread(self) -> None:
         # In the order of the parameters: a set of dtypes has another order in each process.
         for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
-            whole = [p for p in self.parameters.values() if p.dtype == dtype]
-            cuts = [-(-p.numel() // self.shards) for p in whole]
-            mine, at = torch.zeros(sum(cuts), dtype=dtype, device=whole[0].device), 0
-            for p, cut in zip(whole, cuts, strict=True):
-                values = self.part(p)
-                mine[at : at + values.numel()] = values
-                at += cut
-            everybody = [torch.empty_like(mine) for _ in range(self.shards)]
-            dist.all_gather(everybody, mine, group=self.inner)
-            at = 0
-            for p, cut in zip(whole, cuts, strict=True):
-                for shard, theirs in enumerate(everybody):
-                    begin, end = self._range(p, shard)
-                    p.data.view(-1)[begin:end] = theirs[at : at + end - begin]
-                at += cut
+            buffers: list[torch.Tensor] = []  # of the first pieces, which are the longest: memory is taken once
+            for pieces in self._pieces([p for p in self.parameters.values() if p.dtype == dtype]):
+                count = sum(end - begin for _, begin, end in pieces)
+                if not buffers:
+                    buffers = [
+                        torch.zeros(count, dtype=dtype, device=pieces[0][0].device) for _ in range(self.shards + 1)
+                    ]
+                self._gather(pieces, [buffer[:count] for buffer in buffers])
+
+    def _pieces(self, whole: list[torch.nn.Parameter]) -> Iterator[list[Piece]]:
+        """So many at a time that what is sent and what comes take SPREAD_BYTES."""
+        most = max(1, SPREAD_BYTES // ((1 + self.shards) * whole[0].element_size()))
+        pieces: list[Piece] = []
+        room = most
+        for p in whole:
+            cut, begin = -(-p.numel() // self.shards), 0
+            while begin < cut:
+                end = min(cut, begin + room)
+                pieces.append((p, begin, end))
+                room, begin = room - (end - begin), end
+                if room == 0:
+                    yield pieces
+                    pieces, room = [], most
+        if pieces:
+            yield pieces
+
+    def _gather(self, pieces: list[Piece], buffers: list[torch.Tensor]) -> None:
+        mine, *everybody = buffers
+        at = 0
+        for p, begin, end in pieces:
+            values = self.part(p)[begin:end]
+            mine[at : at + values.numel()] = values
+            at += end - begin
+        dist.all_gather(everybody, mine, group=self.inner)
+        at = 0
+        for p, begin, end in pieces:
+            for shard, theirs in enumerate(everybody):
+                of_shard = slice(*self._range(p, shard))
+                values = p.data.view(-1)[of_shard][begin:end]
+                values.copy_(theirs[at : at + values.numel()])
+            at += end - begin
 
 
 class Zero1(Layout):

@@ -146,6 +146,32 @@ def test_every_layout_follows_groups_of_one_rank(options):
     assert close(ends["zero1"][0][0], ends["slices"][0][0])
 
 
+def train_in_small_pieces(group, kept):
+    """With `kept` bytes of slices on their way inside the group at a time; how often they were gathered."""
+    from overlace.optim import _layout
+
+    before, gather, sizes = _layout.SPREAD_BYTES, dist.all_gather, []
+
+    def seen(tensors, tensor, **options):
+        sizes.append(sum(t.nbytes for t in (*tensors, tensor)))
+        return gather(tensors, tensor, **options)
+
+    _layout.SPREAD_BYTES, dist.all_gather = kept, seen
+    try:
+        return *train_inside(group, "slices", "host", {})[:2], sizes
+    finally:
+        _layout.SPREAD_BYTES, dist.all_gather = before, gather
+
+
+def test_slices_are_spread_piece_by_piece():
+    ends = {kept: run_ranks(4, train_in_small_pieces, kept)[0] for kept in (8 << 20, 600, 12)}
+    assert len({str(end[:2]) for end in ends.values()}) == 1  # the same bits
+    assert all(max(end[2]) <= kept for kept, end in ends.items())
+    counts = [len(end[2]) for end in ends.values()]
+    # Slices of 51, 9, 26 and 2 elements: at once, in pieces of 50, one by one.
+    assert counts[1] == 2 * counts[0] and counts[2] == 88 * counts[0] > 0
+
+
 def test_process_groups_carry_shards_with_the_same_bits():
     for kind in ("slices", "zero3"):
         ends = [run_ranks(4, train_inside, kind, transport, {})[0][0] for transport in ("host", "process_group")]

@@ -33,7 +33,8 @@ struct CudaPieces {
   std::vector<CudaRun> of_tensor;               // by tensor
   std::vector<std::vector<CudaRun>> of_bucket;  // by bucket, a run for each dtype
 };
-CudaPieces cuda_pieces(std::span<const PassTensor> tensors, std::span<const BucketRange> buckets);
+CudaPieces cuda_pieces(std::span<const PassTensor> tensors, std::span<const BucketRange> buckets,
+                       int64_t of_piece = kCudaPiece);
 
 /// All pointers are to device memory, whole arrays of all parameters.
 struct CudaArrays {

@@ -430,7 +430,7 @@ class CudaState final : public DeviceState {
 
 }  // namespace
 
-CudaPieces cuda_pieces(std::span<const PassTensor> tensors, std::span<const BucketRange> buckets) {
+CudaPieces cuda_pieces(std::span<const PassTensor> tensors, std::span<const BucketRange> buckets, int64_t of_piece) {
   CudaPieces all;
   all.of_tensor.resize(tensors.size());
   for (const BucketRange& bucket : buckets) {
@@ -441,8 +441,8 @@ CudaPieces cuda_pieces(std::span<const PassTensor> tensors, std::span<const Buck
         if (tensors[t].dtype != dtype) continue;
         CudaRun& own = all.of_tensor[t];
         own = {dtype, static_cast<int64_t>(all.pieces.size()), 0};
-        for (int64_t begin = 0; begin < tensors[t].count; begin += kCudaPiece, ++own.count)
-          all.pieces.push_back({static_cast<int32_t>(t), begin, std::min(kCudaPiece, tensors[t].count - begin)});
+        for (int64_t begin = 0; begin < tensors[t].count; begin += of_piece, ++own.count)
+          all.pieces.push_back({static_cast<int32_t>(t), begin, std::min(of_piece, tensors[t].count - begin)});
       }
       run.count = static_cast<int64_t>(all.pieces.size()) - run.first;
       if (run.count > 0) runs.push_back(run);
