@@ -94,6 +94,14 @@ class Symmetric:
             "returned or a view of that"
         )
 
+    def check_reached(self, what: str, t: torch.Tensor) -> None:
+        buffer = self._buffers[self.begin_of(what, t)]
+        for rank in range(self._size):
+            if self._address(buffer, rank) is None:
+                raise Unsupported(
+                    f"{what}: loads and stores of rank {self._rank} do not reach rank {rank}, wanted ranks they reach"
+                )
+
     def peer(self, t: torch.Tensor, rank: int) -> torch.Tensor:
         if not isinstance(rank, int) or not 0 <= rank < self._size:
             raise InvalidArgument(f"peer: rank is {rank!r}, wanted 0 to {self._size - 1}")

@@ -37,6 +37,8 @@ base::Status check_flag(std::string_view call, std::string_view name, int32_t va
 base::Status read_layer(std::string_view call, const ovl_moe* from, int ranks, ops::MoeArgs* to) {
   OVERLACE_TRY(check_struct({call, "layer"}, from));
   OVERLACE_TRY(check_flag(call, "layer.gated", from->gated));
+  if (from->family != nullptr && !ops::moe::is_family(from->family))
+    return base::invalid_argument("{}: layer.family is {}, wanted auto, serial or fused", call, from->family);
   OVERLACE_TRY(read_all(call, {{"layer.x", from->x, &to->x},
                                {"layer.idx", from->idx, &to->idx},
                                {"layer.weights", from->weights, &to->weights},

@@ -283,6 +283,32 @@ TEST(GpuMoe, AllFamiliesGiveTheSameBits) {
   }
 }
 
+/// A rank with many tokens takes another family than one with few.
+TEST(GpuMoe, RanksMayTakeDifferentFamilies) {
+  OVERLACE_NEED_GPUS(1);
+  for (const int64_t few : {0, 16}) {
+    run_gpu_threads(2,
+                    [=](GpuRank& gpu) {
+                      ops::MoeSpec spec{
+                          .max_tokens = 6200, .hidden = 2048, .inter = 1024, .num_experts = 8, .top_k = 4};
+                      const LargeLayer layer(gpu, spec, gpu.rank == 0 ? spec.max_tokens : few, 5);
+                      std::vector<char> first;
+                      for (const char* family : {"serial", "auto"}) {
+                        spec.family = family;
+                        ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec);
+                        EXPECT_CUDA(cudaMemsetAsync(layer.out.data, 0xff, layer.bytes, gpu.stream));
+                        ops::run(context, layer.args());
+                        const std::vector<char> got = layer.result(gpu);
+                        if (first.empty()) first = got;
+                        ASSERT_EQ(got, first) << family;
+                        (void)context.report();
+                        gpu.team.barrier();
+                      }
+                    },
+                    {.heap_bytes = size_t{256} << 20});
+  }
+}
+
 /// A measurement, which asserts nothing about time: us a call in a row of calls, median of bursts.
 TEST(GpuMoe, DISABLED_Takes) {
   OVERLACE_NEED_GPUS(1);

@@ -73,8 +73,9 @@ struct MoeGradArgs;
 
 /// What calls of one layer share. On GPUs it has the memory of tokens, pool and sums: of the symmetric heap
 /// (R + 1) max_tokens H elements, of the device room for all copies that can come, R max_tokens k rows of H + I
-/// elements; with gradients (R + 2) max_tokens H, and rows of 2 H + 9 I. Counts stay on the device: a call waits for
-/// nothing on the host, and may be captured. Calls of a context are in one order on all ranks, on one stream.
+/// elements, 16 (k + 2) bytes for each of R max_tokens tokens, and with more than one rank max_tokens H of fp32; with
+/// gradients (R + 2) max_tokens H, and rows of 2 H + 9 I. Counts stay on the device: a call waits for nothing on the
+/// host, and may be captured. Calls of a context are in one order on all ranks, on one stream.
 class MoeContext {
  public:
   /// Collective, a heap allocation (SymmetricHeap: the ranks of other teams make it too; the heap does not grow for

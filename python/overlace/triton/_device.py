@@ -16,8 +16,8 @@ from overlace.triton import _layout as at
 
 ptx = importlib.import_module("overlace.triton." + ("_interpreted" if triton.knobs.runtime.interpret else "_ptx"))
 
-_POLLS_PER_LOOK = tl.constexpr(256)  # kPollsPerLook and kAbortLookNs of overlace/device/poll.cuh
-_ABORT_LOOK_NS = tl.constexpr(2000000)
+_POLLS_PER_LOOK = ptx.POLLS_PER_LOOK
+_ABORT_LOOK_NS = tl.constexpr(2000000)  # kAbortLookNs of overlace/device/poll.cuh
 _TIMED_OUT = tl.constexpr(1)
 _ABORTED = tl.constexpr(2)
 
@@ -144,7 +144,7 @@ def _time_out(h, sender, id, want, seen, waited_ns, unchanged_ns):
         tl.store(values + at.RECORD_LAST_CHANGE_NS // 8, unchanged_ns)
         tl.store(values + at.RECORD_EXTRA // 8, tl.cast(0, tl.int64))
         ptx.store_release_sys(words + at.RECORD_MAGIC // 4, at.MAGIC)
-        ptx.store_release_sys(tl.load(h + at.ABORT_WORD).to(tl.pointer_type(tl.int32)), 1)
+        ptx.abort(tl.load(h + at.ABORT_WORD).to(tl.pointer_type(tl.int32)), rank(h), sender, id, want, seen, waited_ns)
 
 
 @triton.jit

@@ -21,8 +21,26 @@ def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
 interpreter._patch_lang_tensor = _patch_lang_tensor
 
 
+POLLS_PER_LOOK = tl.constexpr(1)  # a poll takes the interpreter longer than a look at the clock
+TIMED_OUT: list[str] = []  # waits of the kernel that runs
+
+
 def _host_ns() -> int:
     return time.monotonic_ns()
+
+
+def _number(value: Any) -> int:
+    """The number of a tensor, a constexpr or a number of the interpreter."""
+    value = getattr(value, "value", value)
+    return int(value.handle.data.item()) if hasattr(value, "handle") else int(value)
+
+
+def _note(*values: Any) -> None:
+    rank, peer, id, want, seen, ns = map(_number, values)
+    TIMED_OUT.append(
+        f"timeout after {ns / 1e9:.1f} s: rank {rank} waited for rank {peer}, signal {id} (in a Triton kernel): "
+        f"expected >= {want}, seen {seen}"
+    )
 
 
 @triton.jit
@@ -53,6 +71,11 @@ def store_release_sys(word, value):
 @triton.jit
 def claim(word):
     return True  # CPU ranks have no such word
+
+
+@triton.jit
+def abort(word, rank, peer, id, want, seen, ns):
+    _note(rank, peer, id, want, seen, ns)  # launch() tells all ranks
 
 
 @triton.jit

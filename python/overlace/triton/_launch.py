@@ -36,7 +36,7 @@ def _check_tensors(context: Context, arguments: dict[str, Any], symmetric: Seque
         if not isinstance(value, torch.Tensor):
             wanted = ", ".join(n for n, v in arguments.items() if isinstance(v, torch.Tensor))
             raise InvalidArgument(f"launch: symmetric names {name!r}, wanted tensors of the kernel: {wanted}")
-        context._symmetric.begin_of(f"launch: {name}", value)
+        context._symmetric.check_reached(f"launch: {name}", value)
 
 
 @functools.cache
@@ -46,6 +46,11 @@ def _driver() -> c.CDLL:
 
 def _check_co_resident(kernel: Any, grid: tuple[int, ...], device: torch.device) -> None:
     """All programs must run at once: one that waits keeps its place until another one has sent."""
+    if kernel.metadata.num_ctas != 1:
+        raise Unsupported(
+            f"launch: num_ctas of {kernel.metadata.name} is {kernel.metadata.num_ctas}, wanted 1: signals are ordered "
+            "behind the stores of one block"
+        )
     kernel._init_handles()
     threads, per_sm = kernel.metadata.num_warps * 32, c.c_int()
     code = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -54,7 +59,7 @@ def _check_co_resident(kernel: Any, grid: tuple[int, ...], device: torch.device)
     if code != 0:
         raise errors.make("cuda", f"launch: cuOccupancyMaxActiveBlocksPerMultiprocessor gave {code}")
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    programs = math.prod(grid) * kernel.metadata.num_ctas
+    programs = math.prod(grid)
     if programs > per_sm.value * sms:
         raise errors.make(
             "co_residency",
@@ -83,15 +88,25 @@ def launch(
     """
     context = context_of(group)
     named = {name: value for name, value in options.items() if name in kernel.arg_names}
-    arguments = inspect.signature(kernel.fn).bind(*args, **named).arguments
+    bound = inspect.signature(kernel.fn).bind(*args, **named)
+    bound.apply_defaults()
+    arguments = bound.arguments
     sizes = _grid_of(grid, dict(arguments))
     _check_tensors(context, arguments, symmetric)
     if context.is_gpu:
         if _IS_INTERPRETED:
             raise Unsupported("launch: TRITON_INTERPRET is set, wanted unset: the ranks are on GPUs")
-        _check_co_resident(kernel.warmup(*args, grid=sizes, **options), sizes, context.device)
-    elif not _IS_INTERPRETED:
+        with torch.cuda.device(context.device):  # Triton asks for the current one
+            _check_co_resident(kernel.warmup(*args, grid=sizes, **options), sizes, context.device)
+            kernel[sizes](*args, **options)
+        return
+    if not _IS_INTERPRETED:
         raise Unsupported("launch: the ranks are on CPUs, wanted GPUs, or TRITON_INTERPRET=1 set before the import")
-    elif math.prod(sizes) != 1:
+    if math.prod(sizes) != 1:
         raise Unsupported(f"launch: grid is {sizes}, wanted 1 program: the interpreter runs them one after the other")
+    from overlace.triton import _interpreted
+
+    _interpreted.TIMED_OUT.clear()
     kernel[sizes](*args, **options)
+    if _interpreted.TIMED_OUT:  # as the thread does that watches a GPU
+        context.abort(_interpreted.TIMED_OUT[0])

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+POLLS_PER_LOOK = tl.constexpr(256)  # kPollsPerLook of overlace/device/poll.cuh
+
 
 @triton.jit
 def is_first_thread():
@@ -60,6 +62,11 @@ def store_release_sys(word, value):
 def claim(word):
     """Turns 0 into 1; whether this program did it."""
     return tl.atomic_cas(word, 0, 1, sem="relaxed", scope="gpu") == 0
+
+
+@triton.jit
+def abort(word, rank, peer, id, want, seen, ns):
+    store_release_sys(word, 1)  # the watching thread of the rank reads the record
 
 
 @triton.jit

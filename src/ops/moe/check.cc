@@ -1,6 +1,8 @@
 #include "src/ops/moe/check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace overlace::ops::moe {
 
@@ -130,6 +132,11 @@ base::Status check_gradients(const Site& site, const MoeGradArgs& args, int64_t 
         check_disjoint(site, written[i], {written.begin() + static_cast<std::ptrdiff_t>(i) + 1, written.end()}));
   }
   return {};
+}
+
+bool is_family(std::string_view name) {
+  constexpr std::string_view kFamilies[] = {"auto", "serial", "fused"};
+  return std::find(std::begin(kFamilies), std::end(kFamilies), name) != std::end(kFamilies);
 }
 
 std::string words_of(const MoeArgs& args, const Placement& placement) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "overlace/ops/moe.h"
 #include "src/ops/common/check.h"
@@ -24,6 +25,8 @@ base::Status check_call(const Site& site, const MoeArgs& args, int ranks, const 
                         Experts* experts);
 /// What gradients have beyond their layer, whose arguments were checked with dx as the result.
 base::Status check_gradients(const Site& site, const MoeGradArgs& args, int64_t local);
+/// Whether there is such a MoeSpec::family.
+bool is_family(std::string_view name);
 /// What must be equal on all ranks.
 std::string words_of(const MoeArgs& args, const Placement& placement);
 

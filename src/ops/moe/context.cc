@@ -2,8 +2,6 @@
 #include "src/ops/moe/context.h"
 
 #include <algorithm>
-#include <iterator>
-#include <string_view>
 #include <utility>
 
 #include "overlace/ops/moe.h"
@@ -34,8 +32,6 @@ struct MoeContext::State {
 
 namespace {
 
-constexpr std::string_view kFamilies[] = {"auto", "serial", "fused"};
-
 base::Status check_spec(const Site& site, const MoeSpec& spec, int ranks) {
   const auto at_least = [&](const char* name, int64_t got, int64_t least) {
     return got >= least ? base::Status() : refuse(site, "{} is {}, wanted at least {}", name, got, least);
@@ -48,8 +44,7 @@ base::Status check_spec(const Site& site, const MoeSpec& spec, int ranks) {
     return refuse(site, "top_k is {}, wanted at most {}", spec.top_k, moe::kMostChoices);
   moe::Placement placement;
   OVERLACE_TRY(moe::check_experts(site, spec.num_experts, spec.expert_begin, ranks, &placement));
-  if (std::find(std::begin(kFamilies), std::end(kFamilies), spec.family) == std::end(kFamilies))
-    return refuse(site, "family is {}, wanted auto, serial or fused", spec.family);
+  if (!moe::is_family(spec.family)) return refuse(site, "family is {}, wanted auto, serial or fused", spec.family);
   return {};
 }
 

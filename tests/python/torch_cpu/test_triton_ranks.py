@@ -126,17 +126,23 @@ def deadline(context, group):
     words[10:13] = ctypes.addressof(abort), ctypes.addressof(record), int(0.2e9)
     out = torch.zeros(1, dtype=torch.int64)
     if context.rank == 0:
+        abort.value, words[12] = 1, int(300e9)  # an abort ends a wait
+        ot.launch(found.wait_for_nothing, 1, out, torch.tensor(words), group=group)
+        assert out.item() == 2 and record.magic == 0
+        context.check()
+        abort.value, words[12] = 0, int(0.2e9)
         began = time.monotonic()
         ot.launch(found.wait_for_nothing, 1, out, torch.tensor(words), group=group)
-        assert 0.2 <= time.monotonic() - began < 15 and out.item() == 2 and abort.value == 1
+        assert 0.2 <= time.monotonic() - began < 15 and out.item() == 2
         assert (record.magic, record.rank, record.peer, record.kind) == (0x0B1ACE01, 0, 1, 1)
         assert (record.id, record.expected, record.seen) == (handle.first_id + 3, 1, 0)
         assert (record.block, record.call, record.extra) == (0, 0, 0)
         assert record.waited_ns > 0.2e9 and record.last_change_ns == record.waited_ns
-        words[12] = int(300e9)  # an abort ends a wait, too
-        ot.launch(found.wait_for_nothing, 1, out, torch.tensor(words), group=group)
-        assert out.item() == 2
-    context.barrier()
+    # All ranks hear of it.
+    with pytest.raises(overlace.Error, match=r"rank 0 waited for rank 1, signal .*expected >= 1, seen 0"):
+        context.barrier()
+    with pytest.raises(overlace.Error, match="rank 0 waited for rank 1"):
+        context.check()
 
 
 def everything(_group):

@@ -147,8 +147,9 @@ class Layer final : public GpuLayer {
     const Account& account = control.account;
     const Site site = site_of(channel_, "moe");
     if (control.error != 0)
-      return base::error(Errc::timeout, "{}: a stage of a product has not come after {} ms, wanted at once; rank {}",
-                         site.op, product_timeout_ns() / 1000000, site.rank);
+      return base::error(Errc::timeout,
+                         "{}: rows or a stage of a product have not come after {} ms, wanted at once; rank {}", site.op,
+                         product_timeout_ns() / 1000000, site.rank);
     if (account.bad_token != 0)
       return refuse(site, "idx[{}, {}] is {}, wanted -1 to {}", account.bad_token - 1, account.bad_choice - 1,
                     account.bad_expert, spec_.num_experts - 1);

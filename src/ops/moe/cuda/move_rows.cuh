@@ -47,7 +47,10 @@ struct MoveRows {
   __device__ __forceinline__ Copies copies_of(const RowPlace& place) const {
     const LayerPod& p = m->layer;
     const Entry* const entries = m->flow.entries + int64_t{place.source} * p.max_tokens * p.top_k;
-    return moe::copies_of(p, entries, place.source, place.token);
+    Copies copies = moe::copies_of(p, entries, place.source, place.token);
+    // Where the ranks did not meet, a list may hold places of an earlier call, which had more tokens.
+    if (place.source == p.rank && place.token >= m->call.tokens) copies.choices = 0;
+    return copies;
   }
 
   __device__ __forceinline__ void bring_in(int32_t row, int32_t end) const {

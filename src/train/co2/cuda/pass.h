@@ -13,7 +13,7 @@
 namespace overlace::train {
 
 /// Elements that one block takes; its sums are added in order, so that groups get the same bits.
-inline constexpr int64_t kCudaPiece = 32768;
+inline constexpr int64_t kCudaPiece = 8192;
 
 struct CudaPiece {
   int32_t tensor = 0;
