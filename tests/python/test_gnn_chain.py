@@ -30,6 +30,6 @@ def test_every_command_has_a_record(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_ends_the_chain(tmp_path: Path) -> None:
-    words = ["--vertices", "4096", "--dim", "4", "--fanouts", "0", "--git", "test"]
-    with pytest.raises(SystemExit, match="overlace gnn sample"):
+    words = ["--vertices", "4096", "--dim", "-1", "--git", "test"]
+    with pytest.raises(SystemExit, match="overlace gnn generate"):
         chain.main([*words, "--out", str(tmp_path / "out.jsonl")])
