@@ -531,7 +531,7 @@ def gnn_page() -> str:
 
 
 def offload_page() -> str:
-    return gen_offload.page(records("offload_cpu2"), records("offload_h200"))
+    return gen_offload.page(records("offload_cpu2"), records("offload_h200"), records("offload_blocks_h200"))
 
 
 PAGES = {

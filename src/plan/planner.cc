@@ -134,7 +134,7 @@ std::string without_kernels(const OpSpec& op, const Machine& machine) {
 /// Why the kernel of few rows is no candidate for these, though it takes them; empty if it is one, or is not there.
 std::string not_measured(const OpSpec& op, const Machine& machine) {
   if (!spec::has_fused_kernels(machine) || !spec::has_few_tokens(op) || has_small_m_kernel(op, machine)) return {};
-  return base::format("one_shot takes M {} but was measured up to {:g}", op.m, machine.few_rows.measured_rows.value);
+  return base::format("one_shot takes M {} but was measured up to {:g}", op.m, spec::measured_tokens(op, machine));
 }
 
 }  // namespace

@@ -184,7 +184,7 @@ TEST_P(Beside, AnotherContextOnAnotherStreamInTheOppositeOrder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, Beside, testing::ValuesIn(kFamilies), [](const auto& one) {
-  return base::format("{}_{}_q{}", one.param.op, one.param.family, one.param.degree);
+  return base::format("{}_{}_q{}_M{}", one.param.op, one.param.family, one.param.degree, one.param.m);
 });
 
 }  // namespace

@@ -126,8 +126,13 @@ bool has_few_tokens(const OpSpec& op) {
          fused_problem(fused_shape(op, /*is_small_m=*/true)).empty();
 }
 
+double measured_tokens(const OpSpec& op, const Machine& machine) {
+  constexpr double kMostGathered = 64;  // more were measured of sums alone
+  const double measured = machine.few_rows.measured_rows.value;
+  return gathers(op.op) ? std::min(measured, kMostGathered) : measured;
+}
 bool has_measured_tokens(const OpSpec& op, const Machine& machine) {
-  return has_few_tokens(op) && static_cast<double>(op.m) <= machine.few_rows.measured_rows.value;
+  return has_few_tokens(op) && static_cast<double>(op.m) <= measured_tokens(op, machine);
 }
 
 }  // namespace overlace::spec

@@ -117,7 +117,7 @@ TEST(Machine, SaysHowMuchOfTheGemmGroupsMayTravel) {
 
 /// Files from before it was a figure have kernels that took no more.
 TEST(Machine, SaysWithHowManyRowsOneShotWasMeasured) {
-  EXPECT_EQ(find_machine("h200x2").few_rows.measured_rows, (Figure{64, Source::measured}));
+  EXPECT_EQ(find_machine("h200x2").few_rows.measured_rows, (Figure{256, Source::measured}));
   EXPECT_EQ(machine_from_json(with("")).few_rows.measured_rows.value, 64);
   Machine machine = machine_from_json(with(R"("few_rows":{"measured_rows":[256,"measured"]})"));
   EXPECT_EQ(machine.few_rows.measured_rows, (Figure{256, Source::measured}));
