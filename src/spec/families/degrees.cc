@@ -127,9 +127,9 @@ bool has_few_tokens(const OpSpec& op) {
 }
 
 double measured_tokens(const OpSpec& op, const Machine& machine) {
-  constexpr double kMostGathered = 64;  // more were measured of sums alone
+  constexpr double kMostElsewhere = 64;  // more were measured of sums on two ranks alone
   const double measured = machine.few_rows.measured_rows.value;
-  return gathers(op.op) ? std::min(measured, kMostGathered) : measured;
+  return gathers(op.op) || op.ranks > 2 ? std::min(measured, kMostElsewhere) : measured;
 }
 bool has_measured_tokens(const OpSpec& op, const Machine& machine) {
   return has_few_tokens(op) && static_cast<double>(op.m) <= measured_tokens(op, machine);

@@ -344,8 +344,8 @@ TEST(Calibrate, WhatCannotBeSimulatedChangesNothing) {
 TEST(Calibrate, OfPriorsNothingIsMeasured) {
   for (const std::string& name : spec::shipped_machines()) {
     const Machine machine = spec::find_machine(name);
-    EXPECT_NE(spec::to_json(machine).find("measured"), std::string::npos) << name;
-    EXPECT_EQ(spec::to_json(as_priors(machine)).find("measured"), std::string::npos) << name;
+    EXPECT_NE(spec::to_json(machine).find("\"measured\""), std::string::npos) << name;
+    EXPECT_EQ(spec::to_json(as_priors(machine)).find("\"measured\""), std::string::npos) << name;
   }
 }
 
