@@ -42,8 +42,8 @@ bool is_fusable(const OpSpec& op);
 /// expects it to be ahead of the library, by what was measured on two.
 /// Its operands must lie at multiples of 16 bytes, rows multiples of 8 elements apart: else the call is refused.
 bool has_few_tokens(const OpSpec& op);
-/// With how many tokens the kernel was measured (Machine::FewRows::measured_rows; AllGather and more than two ranks with 64 at most): planners
-/// know nothing of more.
+/// With how many tokens the kernel was measured (Machine::FewRows::measured_rows; AllGather and more than two ranks
+/// with 64 at most): planners know nothing of more.
 double measured_tokens(const OpSpec& op, const Machine& machine);
 bool has_measured_tokens(const OpSpec& op, const Machine& machine);
 
