@@ -69,7 +69,8 @@ def captured(w: Layer, make: Callable[[Layer], Call]) -> Call:
         with torch.cuda.graph(graph):
             outs.append(call(i))
 
-    def replay(i: int) -> torch.Tensor:
+    # What a call has made for itself, such as choices of another type, is read by replays and lives as long as `call`.
+    def replay(i: int, _reads: Call = call) -> torch.Tensor:
         graphs[i].replay()
         return outs[i]
 

@@ -1,12 +1,17 @@
 """Competitors through PyTorch: the data of the other benches, and wrong ones refused, on CPU ranks with gloo."""
 
 import argparse
+import gc
 import math
 import os
 import subprocess
 import sys
 import time
+import types
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +24,7 @@ import records  # noqa: E402
 import schema  # noqa: E402
 import torch_competitors  # noqa: E402
 import torch_entrants  # noqa: E402
+import torch_moe  # noqa: E402
 import torch_rank  # noqa: E402
 
 OVERLACE = os.environ.get("OVERLACE_BIN", str(ROOT / "build/cpu/overlace"))
@@ -127,3 +133,25 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
     done = bench(tmp_path / "r.jsonl", "ag_gemm", "--filter", "half", "--competitors", "torch_libary", "--verify-only")
     assert done.returncode != 0
     assert "there is no competitor torch_libary" in done.stderr
+
+
+def test_what_a_graph_of_the_moe_bench_reads_lives_as_long_as_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph knows addresses alone: a call makes choices of another type once, and every replay reads them."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def make(_: Any) -> Any:
+        choices = torch.zeros(8)
+        made.append(weakref.ref(choices))
+        return lambda i: choices + i
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: types.SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    w: Any = types.SimpleNamespace(rank=types.SimpleNamespace(on_gpus=True, synchronize=lambda: None), sets=3)
+    replay = torch_moe.captured(w, make)
+    gc.collect()
+    assert torch.equal(replay(2), torch.full((8,), 2.0))
+    (choices,) = made
+    assert choices() is not None
+    del replay
+    gc.collect()
+    assert choices() is None
