@@ -83,7 +83,7 @@ __global__ __launch_bounds__(kThreads) void moe_scan(const __grid_constant__ Lay
   at<int32_t>(p, p.rank, p.counts)[e] = sum < capacity ? sum : static_cast<int32_t>(capacity);
 }
 
-/// A warp for each token.
+/// A warp for each token. Rows of 0 planes, where nobody reads them.
 template <int kPlanes>
 __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ LayerPod p,
                                                         const __grid_constant__ TokensPod call) {
@@ -103,7 +103,6 @@ __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ 
       }
       at<Entry>(p, p.rank, p.entries)[number] = entry;
     }
-    if (!call.has_readers) continue;
 #pragma unroll 1
     for (int plane = 0; plane < kPlanes; ++plane) {
       const uint4* const from = call.rows[plane] + token * call.row_pitches[plane];
@@ -428,6 +427,7 @@ const void* address(Kernel* kernel) {
 const RegisteredKernel kLoaded[] = {
     RegisteredKernel(address(&moe_number)),
     RegisteredKernel(address(&moe_scan)),
+    RegisteredKernel(address(&moe_publish<0>)),
     RegisteredKernel(address(&moe_publish<1>)),
     RegisteredKernel(address(&moe_publish<2>)),
     RegisteredKernel(address(&moe_plan)),
@@ -479,7 +479,9 @@ base::Status launch_publish(const LayerPod& p, const TokensPod& call, cudaStream
   OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_scan"));
   if (call.tokens == 0) return {};
   const auto blocks_of_tokens = static_cast<unsigned>(base::ceil_div(call.tokens, int64_t{kWarps}));
-  if (p.planes == 1) {
+  if (!call.has_readers) {
+    moe_publish<0><<<blocks_of_tokens, kThreads, 0, stream>>>(p, call);
+  } else if (p.planes == 1) {
     moe_publish<1><<<blocks_of_tokens, kThreads, 0, stream>>>(p, call);
   } else {
     moe_publish<2><<<blocks_of_tokens, kThreads, 0, stream>>>(p, call);
