@@ -59,7 +59,9 @@ def timed(words: list[str]) -> tuple[float, float]:
     """Seconds by the clock and of processors."""
     began, used = time.monotonic(), processor_s()
     program = os.environ.get("OVERLACE_BIN", "overlace")
-    done = subprocess.run([program, "gnn", *words], capture_output=True, text=True, check=False)
+    # `gnn train` starts the python3 of PATH: the one that runs this bench.
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    done = subprocess.run([program, "gnn", *words], capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise SystemExit(f"overlace gnn {' '.join(words)}: {done.stdout}{done.stderr}")
     return time.monotonic() - began, processor_s() - used

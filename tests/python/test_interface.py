@@ -155,7 +155,7 @@ def check_text(function) -> None:
 @pytest.mark.parametrize(
     ("op", "struct", "written", "own"),
     [
-        ("moe", "MoeArgs", {"out"}, {"group", "max_tokens"}),
+        ("moe", "MoeArgs", {"out"}, {"group", "max_tokens", "family"}),
         ("moe_router", "MoeRouterArgs", {"idx", "weights"}, {"top_k"}),
     ],
 )

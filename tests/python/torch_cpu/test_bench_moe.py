@@ -97,7 +97,7 @@ def test_every_competitor_is_right(tmp_path):
     rows = records.read(out)
     assert [r["competitor"] for r in rows] == list(torch_moe.NAMES) * len(moe_cases.SETS["verify"])
     status = {r["competitor"]: (r["status"], r["reason"]) for r in rows}
-    for name in ("torch_graph", "overlace_graph"):
+    for name in ("torch_graph", "overlace_graph", *moe_cases.FAMILIES):
         assert status.pop(name) == ("unsupported", "CPU ranks have no CUDA graphs")
     assert status == dict.fromkeys(("torch", "torch_exchanged", "overlace", "compute"), ("ok", ""))
     assert {r["launch"] for r in rows if r["competitor"] == "overlace_graph"} == {"graph"}
