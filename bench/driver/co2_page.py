@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import generated
 import records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,16 +80,5 @@ def text(rows: list[dict]) -> str:
     return "\n".join(out) + "\n" + FOOT
 
 
-def main() -> int:
-    wanted = text(records.read(RECORDS))
-    if "--check" in sys.argv[1:]:
-        if PAGE.read_text() != wanted:
-            print(f"{PAGE} is not what the records say: run bench/driver/co2_page.py", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(wanted)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.main(PAGE, text(records.read(RECORDS))))

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -15,7 +16,7 @@
 #include "src/base/half.h"
 #include "src/train/co2/control.h"
 #include "src/train/co2/cuda/pass.h"
-#include "tests/gpu/support/co2_pass_styles.h"
+#include "tests/gpu/support/co2_pass_in_bulk.h"
 #include "tests/gpu/support/gpu_ranks.h"
 
 namespace overlace::train {
@@ -296,8 +297,8 @@ float best_ms(const std::function<void()>& prepare, const std::function<void()>&
   return best;
 }
 
-/// Prints the rate of the pass over 32 bytes an element beside that of a copy: of the library's kernel and of the
-/// styles that it does not have, in buckets of 32 MiB and in one launch, with pieces of several sizes. The bench has
+/// Prints the rate of the pass over 32 bytes an element beside that of a copy: of the library's kernel and of one
+/// that copies in bulk, in buckets of 32 MiB and in one launch, with pieces of several sizes. The bench has
 /// the goal.
 TEST(Co2PassGpu, Rate) {
   OVERLACE_NEED_GPUS(1);
@@ -312,9 +313,12 @@ TEST(Co2PassGpu, Rate) {
   const auto queue_own = [](const CudaArrays& arrays, float groups, const CudaRun& run, void* stream) {
     return queue_pass(arrays, PassMode::fused, groups, run, stream);
   };
-  std::vector<test::PassStyleRow> styles = {{"as it is", queue_own}};
-  styles.insert(styles.end(), test::pass_styles().begin(), test::pass_styles().end());
-  styles.push_back({"as it is, increments of zero", queue_own});
+  struct Way {
+    const char* name;
+    base::Status (*queue)(const CudaArrays& arrays, float groups, const CudaRun& run, void* stream);
+  };
+  const Way ways[] = {
+      {"as it is", queue_own}, {"bulk", &test::queue_pass_in_bulk}, {"as it is, increments of zero", queue_own}};
   ControlPod control;
   control.pass.is_applied = 1;
   control.pass.keep = 0.8f;
@@ -324,8 +328,7 @@ TEST(Co2PassGpu, Rate) {
       std::vector<TensorPod>(of.tensors.size(), TensorPod{.bound = std::numeric_limits<float>::infinity()}));
   uint64_t wanted = 0;
   for (const int64_t of_launch : {int64_t{1}, RateArrays::kTensors})
-    // 264 blocks of 31776 elements are two on each SM of an H200, and fill it evenly.
-    for (const int64_t of_piece : {kCudaPiece, int64_t{31776}, int64_t{15904}, int64_t{8192}}) {
+    for (const int64_t of_piece : {kCudaPiece, 2 * kCudaPiece, 4 * kCudaPiece}) {
       std::vector<BucketRange> buckets;
       for (int64_t t = 0; t < RateArrays::kTensors; t += of_launch)
         buckets.push_back({static_cast<size_t>(t), static_cast<size_t>(of_launch), t * RateArrays::kTensor,
@@ -339,20 +342,20 @@ TEST(Co2PassGpu, Rate) {
                               .pieces = gpieces.get(),
                               .parts = gparts.get(),
                               .memory = {.anchor = of.arrays[1], .kept = of.arrays[2], .wire = of.arrays[3]}};
-      for (const test::PassStyleRow& style : styles) {
-        const bool is_of_zeros = &style == &styles.back();
+      for (const Way& way : ways) {
+        const bool is_of_zeros = &way == std::end(ways) - 1;
         const auto prepare = is_of_zeros ? std::function<void()>([] {}) : fill;
         const double ms = static_cast<double>(best_ms(prepare, [&] {
-          for (const auto& runs : plan.of_bucket) ASSERT_TRUE(style.queue(arrays, 2, runs.at(0), nullptr).ok());
+          for (const auto& runs : plan.of_bucket) ASSERT_TRUE(way.queue(arrays, 2, runs.at(0), nullptr).ok());
         }));
         const double pass = 32e-6 * kCount / ms;
         std::printf("pass %.0f GB/s (%.2f ms), ratio %.3f: %s, %lld launches, pieces of %lld\n", pass, ms, pass / copy,
-                    style.name, static_cast<long long>(plan.of_bucket.size()), static_cast<long long>(of_piece));
+                    way.name, static_cast<long long>(plan.of_bucket.size()), static_cast<long long>(of_piece));
         EXPECT_GT(pass / copy, 0.1);
         if (is_of_zeros) continue;
         const uint64_t hash = hash_of(of);
         if (wanted == 0) wanted = hash;
-        EXPECT_EQ(hash, wanted) << style.name;  // with two groups a product has the bits of the quotient
+        EXPECT_EQ(hash, wanted) << way.name;
       }
     }
 }

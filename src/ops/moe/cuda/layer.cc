@@ -32,8 +32,8 @@ using runtime::cuda_peer::cuda_status;
 using runtime::cuda_peer::DeviceGuard;
 using runtime::cuda_peer::LocalMemory;
 
-/// From how many products on (multiplications of a rank's copies) the layer in one kernel was faster:
-/// docs/design/moe.md.
+/// From how many products on (multiplications of a rank's copies) `auto` takes one kernel; between 4e10, where it was
+/// slower, and 2e11, where it was faster: docs/design/moe.md.
 constexpr double kLeastProducts = 1.5e11, kProductsOfRow = 3;  // gate, up, down
 
 /// The products of a call, ready to be queued; on a rank without experts, or where nobody wants one, it has no

@@ -5,24 +5,11 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <cstring>
-#include <type_traits>
-
 #include "src/train/co2/cuda/pass.h"
 
 namespace overlace::train {
 
 inline constexpr int kThreads = 256, kPerThread = 4, kWarps = kThreads / 32;
-
-/// How the kernel goes about it. streaming: what is read and written is the first to leave the caches; product:
-/// increments are multiplied by one over the groups, not divided by them.
-enum class PassStyle { plain, streaming, product, streaming_product };
-constexpr bool is_streaming(PassStyle style) {
-  return style == PassStyle::streaming || style == PassStyle::streaming_product;
-}
-constexpr bool is_product(PassStyle style) {
-  return style == PassStyle::product || style == PassStyle::streaming_product;
-}
 
 /// Neighbours in one load.
 template <class T, int kCount>
@@ -50,11 +37,8 @@ struct Element {
 inline __device__ double square(float value) { return static_cast<double>(value) * static_cast<double>(value); }
 
 /// One element, with the roundings of the pass on CPUs: no multiplication is fused with an addition.
-template <class Wire, PassMode kMode, PassStyle kStyle>
+template <class Wire, PassMode kMode>
 __device__ void step(const PassPod& pass, float bound, float groups, Element& e, Sums& sums) {
-  const auto share = [groups](float value) {
-    return is_product(kStyle) ? __fmul_rn(value, 1.0f / groups) : __fdiv_rn(value, groups);
-  };
   const float v = e.wire;
   float kept = 0;
   if (kMode != PassMode::apply) {
@@ -64,11 +48,11 @@ __device__ void step(const PassPod& pass, float bound, float groups, Element& e,
     sums.bad += is_finite ? 0 : 1;
     kept = e.keeps && is_finite ? __fmul_rn(pass.keep, u) : 0.0f;
     if constexpr (sizeof(Wire) == sizeof(float)) {
-      e.wire = share(u);
+      e.wire = __fdiv_rn(u, groups);
     } else {
       const float whole = __fadd_rn(u, e.residual);
       Wire sent;
-      narrow(share(whole), &sent);
+      narrow(__fdiv_rn(whole, groups), &sent);
       e.wire = widen(sent);
       const float left = __fsub_rn(whole, __fmul_rn(groups, e.wire));
       e.residual = isfinite(left) ? left : 0.0f;
@@ -121,34 +105,13 @@ __device__ bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % (sizeof(T) * kPerThread) == 0;
 }
 
-/// A number of as many bytes, as streaming loads and stores want it.
-template <size_t kBytes>
-using WordOf =
-    std::conditional_t<kBytes == 16, uint4,
-                       std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
-
-template <PassStyle kStyle, int kCount, class T>
+template <int kCount, class T>
 __device__ Pack<T, kCount> load(const T* from, int64_t i) {
-  using Packed = Pack<T, kCount>;
-  if constexpr (is_streaming(kStyle)) {
-    using Word = WordOf<sizeof(Packed)>;
-    const Word word = __ldcs(reinterpret_cast<const Word*>(from + i));
-    Packed pack;
-    memcpy(&pack, &word, sizeof pack);
-    return pack;
-  } else {
-    return *reinterpret_cast<const Packed*>(from + i);
-  }
+  return *reinterpret_cast<const Pack<T, kCount>*>(from + i);
 }
-template <PassStyle kStyle, class T, int kCount>
+template <class T, int kCount>
 __device__ void store(T* to, int64_t i, const Pack<T, kCount>& pack) {
-  if constexpr (is_streaming(kStyle)) {
-    WordOf<sizeof pack> word;
-    memcpy(&word, &pack, sizeof pack);
-    __stcs(reinterpret_cast<decltype(word)*>(to + i), word);
-  } else {
-    *reinterpret_cast<Pack<T, kCount>*>(to + i) = pack;
-  }
+  *reinterpret_cast<Pack<T, kCount>*>(to + i) = pack;
 }
 inline __device__ float* at(float* array, int64_t place) { return array == nullptr ? nullptr : array + place; }
 
@@ -173,30 +136,29 @@ struct Packs {
   Pack<float, kCount> a, m, kept, residual;
 };
 
-template <PassMode kMode, PassStyle kStyle, int kCount, class X, class Wire>
+template <PassMode kMode, int kCount, class X, class Wire>
 __device__ Packs<X, Wire, kCount> fetch(const Arrays<X, Wire>& of, int64_t i) {
-  Packs<X, Wire, kCount> q{
-      load<kStyle, kCount>(of.x, i), load<kStyle, kCount>(of.wire, i), load<kStyle, kCount>(of.a, i), {}, {}, {}};
-  if (kMode != PassMode::delta && of.m != nullptr) q.m = load<kStyle, kCount>(of.m, i);
-  if (of.kept != nullptr) q.kept = load<kStyle, kCount>(of.kept, i);
-  if (of.residual != nullptr) q.residual = load<kStyle, kCount>(of.residual, i);
+  Packs<X, Wire, kCount> q{load<kCount>(of.x, i), load<kCount>(of.wire, i), load<kCount>(of.a, i), {}, {}, {}};
+  if (kMode != PassMode::delta && of.m != nullptr) q.m = load<kCount>(of.m, i);
+  if (of.kept != nullptr) q.kept = load<kCount>(of.kept, i);
+  if (of.residual != nullptr) q.residual = load<kCount>(of.residual, i);
   return q;
 }
 
-template <PassMode kMode, PassStyle kStyle, int kCount, class X, class Wire>
+template <PassMode kMode, int kCount, class X, class Wire>
 __device__ void put(const Arrays<X, Wire>& of, int64_t i, const Packs<X, Wire, kCount>& q) {
   if (kMode != PassMode::apply) {
-    store<kStyle>(of.wire, i, q.wire);
-    if (of.residual != nullptr) store<kStyle>(of.residual, i, q.residual);
+    store(of.wire, i, q.wire);
+    if (of.residual != nullptr) store(of.residual, i, q.residual);
   }
   if (kMode == PassMode::delta) return;
-  store<kStyle>(of.a, i, q.a);
-  if (of.m != nullptr) store<kStyle>(of.m, i, q.m);
-  if (of.kept != nullptr) store<kStyle>(of.kept, i, q.kept);
-  store<kStyle>(of.x, i, q.x);
+  store(of.a, i, q.a);
+  if (of.m != nullptr) store(of.m, i, q.m);
+  if (of.kept != nullptr) store(of.kept, i, q.kept);
+  store(of.x, i, q.x);
 }
 
-template <class X, class Wire, PassMode kMode, PassStyle kStyle = PassStyle::plain>
+template <class X, class Wire, PassMode kMode>
 __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float groups, int64_t first) {
   const CudaPiece piece = p.pieces[first + blockIdx.x];
   const PassTensor tensor = p.tensors[piece.tensor];
@@ -214,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float g
     for (int k = 0; k < kCount; ++k) {
       Element e{widen(q.x.values[k]),    q.a.values[k],        q.m.values[k],     q.kept.values[k],
                 widen(q.wire.values[k]), q.residual.values[k], of.kept != nullptr};
-      step<Wire, kMode, kStyle>(pass, bound, groups, e, sums);
+      step<Wire, kMode>(pass, bound, groups, e, sums);
       narrow(e.wire, &q.wire.values[k]);
       narrow(e.x, &q.x.values[k]);
       q.a.values[k] = e.a;
@@ -222,23 +184,23 @@ __global__ void __launch_bounds__(kThreads, 2) pass_pieces(CudaArrays p, float g
       q.kept.values[k] = e.kept;
       q.residual.values[k] = e.residual;
     }
-    put<kMode, kStyle>(of, i, q);
+    put<kMode>(of, i, q);
   };
   // Two packs of each array are under way at a time.
   constexpr int64_t kStride = int64_t{kThreads} * kPerThread;
   const int64_t packed = of.is_packed() ? piece.count / kPerThread * kPerThread : 0;
   int64_t i = int64_t{threadIdx.x} * kPerThread;
   for (; i + kStride < packed; i += 2 * kStride) {
-    auto here = fetch<kMode, kStyle, kPerThread>(of, i), there = fetch<kMode, kStyle, kPerThread>(of, i + kStride);
+    auto here = fetch<kMode, kPerThread>(of, i), there = fetch<kMode, kPerThread>(of, i + kStride);
     pass_of(i, here);
     pass_of(i + kStride, there);
   }
   if (i < packed) {
-    auto here = fetch<kMode, kStyle, kPerThread>(of, i);
+    auto here = fetch<kMode, kPerThread>(of, i);
     pass_of(i, here);
   }
   for (int64_t k = packed + threadIdx.x; k < piece.count; k += kThreads) {
-    auto one = fetch<kMode, kStyle, 1>(of, k);
+    auto one = fetch<kMode, 1>(of, k);
     pass_of(k, one);
   }
   const SumsPod total = block_sums({.m2 = sums.m2,

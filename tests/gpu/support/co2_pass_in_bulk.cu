@@ -1,14 +1,13 @@
 #include "overlace/device/detail/bulk.cuh"
 #include "src/device/ptx/mbarrier.cuh"
 #include "src/train/co2/cuda/pass_pieces.cuh"
-#include "tests/gpu/support/co2_pass_styles.h"
+#include "tests/gpu/support/co2_pass_in_bulk.h"
 
 namespace overlace::test {
 namespace {
 
 using train::kPerThread;
 using train::kThreads;
-using train::PassStyle;
 
 // A CTA has kStages chunks of each array in shared memory: on their way there, computed on, or on their way back.
 constexpr int kStages = 6;
@@ -53,29 +52,27 @@ __device__ void take_away(const Stage& stage, const train::Arrays<float, float>&
 }
 
 /// Four neighbours in shared memory.
-template <PassStyle kStyle>
 __device__ void compute(const train::PassPod& pass, float groups, float bound, Stage& stage, train::Sums& sums) {
   const int64_t i = int64_t{threadIdx.x} * kPerThread;
-  auto x = train::load<PassStyle::plain, kPerThread>(stage.x, i);
-  auto a = train::load<PassStyle::plain, kPerThread>(stage.a, i);
-  auto kept = train::load<PassStyle::plain, kPerThread>(stage.kept, i);
-  auto wire = train::load<PassStyle::plain, kPerThread>(stage.wire, i);
+  auto x = train::load<kPerThread>(stage.x, i);
+  auto a = train::load<kPerThread>(stage.a, i);
+  auto kept = train::load<kPerThread>(stage.kept, i);
+  auto wire = train::load<kPerThread>(stage.wire, i);
   for (int k = 0; k < kPerThread; ++k) {
     train::Element e{x.values[k], a.values[k], 0, kept.values[k], wire.values[k], 0, true};
-    train::step<float, train::PassMode::fused, kStyle>(pass, bound, groups, e, sums);
+    train::step<float, train::PassMode::fused>(pass, bound, groups, e, sums);
     x.values[k] = e.x;
     a.values[k] = e.a;
     kept.values[k] = e.kept;
     wire.values[k] = e.wire;
   }
-  train::store<PassStyle::plain>(stage.x, i, x);
-  train::store<PassStyle::plain>(stage.a, i, a);
-  train::store<PassStyle::plain>(stage.kept, i, kept);
-  train::store<PassStyle::plain>(stage.wire, i, wire);
+  train::store(stage.x, i, x);
+  train::store(stage.a, i, a);
+  train::store(stage.kept, i, kept);
+  train::store(stage.wire, i, wire);
 }
 
 /// The pass without momentum, with what is kept, by the unit that copies in bulk. Pieces are multiples of 4 elements.
-template <PassStyle kStyle>
 __global__ void __launch_bounds__(kThreads, 2) pass_in_bulk(train::CudaArrays p, float groups, int64_t first) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
@@ -111,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 2) pass_in_bulk(train::CudaArrays p,
   for (int64_t chunk = 0; chunk * kChunk < piece.count; ++chunk) {
     Stage& stage = stages[chunk % kStages];
     wait_for(barrier_of(chunk), static_cast<uint32_t>(chunk / kStages % 2));
-    if (int64_t{threadIdx.x} * kPerThread < count_of(chunk)) compute<kStyle>(pass, groups, bound, stage, sums);
+    if (int64_t{threadIdx.x} * kPerThread < count_of(chunk)) compute(pass, groups, bound, stage, sums);
     device::ptx::fence_shared_to_bulk();
     __syncthreads();
     if (threadIdx.x != 0) continue;
@@ -129,34 +126,17 @@ __global__ void __launch_bounds__(kThreads, 2) pass_in_bulk(train::CudaArrays p,
 #endif
 }
 
-template <PassStyle kStyle>
-base::Status queue_pieces(const train::CudaArrays& arrays, float groups, const train::CudaRun& run, void* stream) {
-  train::pass_pieces<float, float, train::PassMode::fused, kStyle>
-      <<<static_cast<unsigned>(run.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(arrays, groups, run.first);
-  return status_of(cudaGetLastError());
-}
+}  // namespace
 
-template <PassStyle kStyle>
-base::Status queue_bulk(const train::CudaArrays& arrays, float groups, const train::CudaRun& run, void* stream) {
+base::Status queue_pass_in_bulk(const train::CudaArrays& arrays, float groups, const train::CudaRun& run,
+                                void* stream) {
   constexpr int kBytes = kStages * static_cast<int>(sizeof(Stage));
   static const cudaError_t kIsThere =
-      cudaFuncSetAttribute(&pass_in_bulk<kStyle>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      cudaFuncSetAttribute(&pass_in_bulk, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   OVERLACE_TRY(status_of(kIsThere));
-  pass_in_bulk<kStyle><<<static_cast<unsigned>(run.count), kThreads, kBytes, static_cast<cudaStream_t>(stream)>>>(
+  pass_in_bulk<<<static_cast<unsigned>(run.count), kThreads, kBytes, static_cast<cudaStream_t>(stream)>>>(
       arrays, groups, run.first);
   return status_of(cudaGetLastError());
 }
-
-constexpr PassStyleRow kStyles[] = {
-    {"streaming", &queue_pieces<PassStyle::streaming>},
-    {"product", &queue_pieces<PassStyle::product>},
-    {"streaming product", &queue_pieces<PassStyle::streaming_product>},
-    {"bulk", &queue_bulk<PassStyle::plain>},
-    {"bulk product", &queue_bulk<PassStyle::product>},
-};
-
-}  // namespace
-
-std::span<const PassStyleRow> pass_styles() { return kStyles; }
 
 }  // namespace overlace::test
