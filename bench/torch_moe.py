@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 # Multicast objects are never made, neither by symmetric memory nor by NCCL; both are read when torch is loaded.
@@ -34,6 +33,7 @@ from torch_entrants import (
     Missing,
     enter,
     one_line,
+    package,
     parsed,
     spoiled,
     without_torch,
@@ -46,7 +46,7 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 else:
     from torch_moe_layer import Layer, grouped
-    from torch_rank import Rank
+    from torch_rank import Rank, captured
 
 OVERLACE_TIMEOUT_S = 90
 
@@ -57,28 +57,8 @@ def by_torch(w: Layer) -> Call:
     return lambda i: w.by_torch(i, splits)
 
 
-def captured(w: Layer, make: Callable[[Layer], Call]) -> Call:
-    """A graph for each operand set."""
-    if not w.rank.on_gpus:
-        raise Missing("CPU ranks have no CUDA graphs")
-    call = make(w)
-    call(0)  # first calls are not captured
-    w.rank.synchronize()
-    graphs, outs = [torch.cuda.CUDAGraph() for _ in range(w.sets)], []
-    for i, graph in enumerate(graphs):
-        with torch.cuda.graph(graph):
-            outs.append(call(i))
-
-    # What a call has made for itself, such as choices of another type, is read by replays and lives as long as `call`.
-    def replay(i: int, _reads: Call = call) -> torch.Tensor:
-        graphs[i].replay()
-        return outs[i]
-
-    return replay
-
-
 def by_torch_graph(w: Layer) -> Call:
-    return captured(w, by_torch)
+    return captured(w.rank, w.sets, by_torch(w))
 
 
 def by_torch_exchanged(w: Layer) -> Call:
@@ -92,16 +72,6 @@ def compute(w: Layer) -> Call:
     rows = w.dispatched(0, w.order(), splits)
     w.sample_rows(rows, splits)
     return lambda i: w.through_experts(i, rows, splits)
-
-
-def package() -> ModuleType:
-    try:
-        import overlace
-    except ImportError as why:
-        raise Missing(one_line(why), "absent") from None
-    if overlace._WHY_NO_TORCH:
-        raise Missing(overlace._WHY_NO_TORCH, "absent")
-    return overlace
 
 
 def by_overlace(w: Layer, family: str = "auto") -> Call:
@@ -124,7 +94,7 @@ def by_overlace(w: Layer, family: str = "auto") -> Call:
 
 
 def by_overlace_graph(family: str) -> Callable[[Layer], Call]:
-    return lambda w: captured(w, lambda layer: by_overlace(layer, family))
+    return lambda w: captured(w.rank, w.sets, by_overlace(w, family))
 
 
 COMPETITORS: dict[str, Callable[[Layer], Call]] = {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import compare
 import draws
+import embedding_cases
 import moe_cases
 import page
 import programs
@@ -30,8 +31,12 @@ def parser() -> argparse.ArgumentParser:
     add("workload", nargs="*", help="those that --list shows; default: the dense operators")
     add("--list", action="store_true", help="show workloads, case sets and competitors")
     add("--status", action="store_true", help="which committed records are older than what they measure")
-    add("--set", default="", help="cases of dense operators, moe (default: smoke; on CPU ranks cpu); random:SEED:COUNT")
-    add("--filter", default="", help="only cases of which 'operator name' contains this")
+    add(
+        "--set",
+        default="",
+        help="cases (default: smoke; on CPU ranks cpu), as --list shows them; random:SEED:COUNT",
+    )
+    add("--filter", default="", help="only cases whose operator and name contain this; of moe and embedding, title")
     add("--competitors", help="list by commas; all: also those through torch")
     add("--aa", action="store_true", help="measure auto twice: both must agree, or the run is void")
     add("-n", "--ranks", type=int, help="ranks (default: the GPUs, 4 or 2, else 2 CPU ranks)")
@@ -81,9 +86,9 @@ def plan_of(o: argparse.Namespace) -> Plan:
     for word in o.workload:
         if word not in WORKLOADS:
             raise Refused(f"there is no workload {word}{nearest(word, list(WORKLOADS))}; wanted {', '.join(WORKLOADS)}")
-    sets = json.loads(CASES.read_text())
+    sets = list(dict.fromkeys([*json.loads(CASES.read_text()), *moe_cases.SETS, *embedding_cases.SETS]))
     if o.set and o.set not in sets and draws.read(o.set) is None:
-        raise Refused(f"--set is {o.set}{nearest(o.set, list(sets))}; wanted {', '.join(sets)} or random:SEED:COUNT")
+        raise Refused(f"--set is {o.set}{nearest(o.set, sets)}; wanted {', '.join(sets)} or random:SEED:COUNT")
     counts = {"--ranks": o.ranks, "--repetitions": o.repetitions, "--runs": o.runs, "--heap-gib": o.heap_gib}
     for option, value in counts.items():
         if value is not None and value < 1:
@@ -129,16 +134,18 @@ def show_list() -> None:
     for name, rows in json.loads(CASES.read_text()).items():
         cases = sum(len(row["m"]) for row in rows)
         print(f"  {name:<11} {cases:>3} cases: {', '.join(dict.fromkeys(r['op'] + ' ' + r['name'] for r in rows))}")
-    print(f"  random:SEED:COUNT: {', '.join(draws.OPERATORS)} in turn, of any shape; layers of moe likewise")
-    print("\nsets of cases of moe (--set)")
-    for name, cases in moe_cases.SETS.items():
-        print(f"  {name:<11} {len(cases):>3} cases: {', '.join(dict.fromkeys(case.name for case in cases))}")
+    print(f"  random:SEED:COUNT: {', '.join(draws.OPERATORS)} in turn, of any shape; layers of moe, bags likewise")
+    for workload, sets in (("moe", moe_cases.SETS), ("embedding", embedding_cases.SETS)):
+        print(f"\nsets of cases of {workload} (--set)")
+        for name, cases in sets.items():
+            print(f"  {name:<11} {len(cases):>3} cases: {', '.join(dict.fromkeys(case.name for case in cases))}")
     print("\ncompetitors (--competitors)")
     print(f"  {', '.join(DEFAULT)}")
     print("  FAMILY[:DEGREE[:OPTION=NUMBER]...], candidates (all that the planner considers),")
     print("  NAME@2 (NAME once more), wrong (must be refused)")
     print(f"  through torch: {', '.join(TORCH)}")
     print(f"  of moe: {', '.join(moe_cases.NAMES)}; torch_wrong (must be refused)")
+    print(f"  of embedding: {', '.join(embedding_cases.NAMES)}; torch_wrong (must be refused)")
 
 
 # What dense operators, primitives and layers are made of.

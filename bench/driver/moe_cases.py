@@ -55,7 +55,7 @@ class Case:
         return f"{self.tokens} tokens of a rank, {sizes}, {self.routing}"
 
     def title(self) -> str:
-        return f"moe {self.name}  {self.what()}"
+        return f"moe {self.name}, {self.what()}"
 
 
 def draw(seed: int, number: int, on_gpus: bool = True) -> Case:
@@ -104,4 +104,4 @@ def chosen(o: argparse.Namespace, on_gpus: bool) -> list[Case]:
         cases = SETS[o.set or ("smoke" if on_gpus else "cpu")]
     if on_gpus:  # which have no layer in fp32
         cases = [dataclasses.replace(case, dtype="bf16") for case in cases]
-    return [case for case in cases if o.filter in f"moe {case.name}"]
+    return [case for case in cases if o.filter in case.title()]

@@ -40,9 +40,13 @@ WORKLOADS = {
     "offload": "layers that stream into 16 GiB of a GPU, beside resident ones and plain copies (needs a GPU)",
     "run": "the decoder layers of `overlace run`, site by site",
     "moe": "the mixture-of-experts layer through PyTorch, forward, beside all_to_all_single and grouped_mm",
+    "embedding": "bags of embeddings and All-to-All, forward, beside embedding_bag and all_to_all_single",
     "block": "a decoder block through PyTorch, forward and training step, beside NCCL and async-TP",
     "co2": "training of two CPU ranks over an emulated slow link, through PyTorch: CO2, DDP, local SGD, ...",
 }
+
+# Workloads that ranks of PyTorch measure, and by which program.
+LAYERS = {"moe": "torch_moe.py", "embedding": "torch_embedding.py"}
 
 
 class Refused(Exception):
@@ -181,12 +185,13 @@ def steps(plan: Plan) -> Iterator[Step]:
         yield Step("offload", [plan.program("bench_offload"), *common(plan)])
     if "run" in plan.workloads:
         yield run_step(plan)
-    if "moe" in plan.workloads:
-        words = [plan.python, str(BENCH / "torch_moe.py"), *measured_words(plan)]
-        if plan.competitors[: len(DEFAULT)] != DEFAULT:  # which are those of the dense operators
-            words += ["--competitors", ",".join(plan.competitors)]
-        words += ["--settle-s", f"{plan.settle_s:g}"] if plan.settle_s is not None else []
-        yield Step("moe", launched(plan, plan.team(), words), env=torch_variables())
+    for workload, program in LAYERS.items():
+        if workload in plan.workloads:
+            words = [plan.python, str(BENCH / program), *measured_words(plan)]
+            if plan.competitors[: len(DEFAULT)] != DEFAULT:  # which are those of the dense operators
+                words += ["--competitors", ",".join(plan.competitors)]
+            words += ["--settle-s", f"{plan.settle_s:g}"] if plan.settle_s is not None else []
+            yield Step(workload, launched(plan, plan.team(), words), env=torch_variables())
     if "block" in plan.workloads:
         words = [plan.python, str(BENCH / "torch_block.py"), "--ranks", str(plan.team()), "--seed", str(plan.seed)]
         words += [] if plan.on_gpus() else ["--shape", "tiny", "--tokens", "64", "--sequence", "32"]

@@ -117,7 +117,8 @@ def primitive_table(groups: list[Group]) -> list[str]:
     return lines
 
 
-ANCHORS = {"gemm_core": ("cublas", "cuBLAS"), "moe": ("torch", "torch")}  # first letters of competitors; in words
+# First letters of competitors; in words.
+ANCHORS = {"gemm_core": ("cublas", "cuBLAS"), "moe": ("torch", "torch"), "embedding": ("torch", "torch")}
 
 
 def ranking(group: Group) -> list[str]:
@@ -128,10 +129,14 @@ def ranking(group: Group) -> list[str]:
     best = min((r["time_us"]["median"] for r in timed if r["competitor"].startswith(prefix)), default=math.nan)
     for row in timed:
         t = row["time_us"]
-        tflops = row["flops"] / t["median"] * 1e-6
+        if "flops" in row:
+            tflops = row["flops"] / t["median"] * 1e-6
+            rate = f"{number(tflops, 0 if tflops >= 10 else 3):>7} TFLOP/s"
+        else:
+            rate = f"{row['bytes'] / t['median'] * 1e-3:>7.0f} GB/s"
         lines.append(
             f"{row['competitor']:<34} {us(t['median']):>8} {us(t['p10']) + '..' + us(t['p90']):>17} us"
-            f" {number(tflops, 0 if tflops >= 10 else 3):>7} TFLOP/s  {number(best / t['median'])} x {anchor}"
+            f" {rate}  {number(best / t['median'])} x {anchor}"
         )
     lines += [f"{r['competitor']:<34} {verdict(r)} {r['reason']}" for r in group.rows.values() if r["status"] != "ok"]
     if not timed:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import programs
@@ -144,6 +145,17 @@ def spoiled(right: Call) -> Call:
         return out
 
     return wrong
+
+
+def package() -> ModuleType:
+    """The package overlace, with its operators for PyTorch."""
+    try:
+        import overlace
+    except ImportError as why:
+        raise Missing(one_line(why), "absent") from None
+    if overlace._WHY_NO_TORCH:
+        raise Missing(overlace._WHY_NO_TORCH, "absent")
+    return overlace
 
 
 def enter(name: str, ways: Mapping[str, Callable[[Any], Call]], workload: Any) -> Entrant:

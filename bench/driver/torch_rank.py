@@ -14,6 +14,7 @@ import programs
 import protocol
 import torch
 import torch.distributed as dist
+from torch_entrants import Missing
 
 
 class Nvml:
@@ -169,6 +170,25 @@ class Bursts:
         self.clock.mark(1)
         us, host_us = self.rank.worst(self.clock.elapsed_us() / calls, host)
         return us, host_us
+
+
+def captured(rank: Rank, sets: int, call: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    """The call as a graph for each of its operand sets."""
+    if not rank.on_gpus:
+        raise Missing("CPU ranks have no CUDA graphs")
+    call(0)  # first calls are not captured
+    rank.synchronize()
+    graphs, outs = [torch.cuda.CUDAGraph() for _ in range(sets)], []
+    for i, graph in enumerate(graphs):
+        with torch.cuda.graph(graph):
+            outs.append(call(i))
+
+    # What a call has made for itself, such as choices of another type, is read by replays and lives as long as `call`.
+    def replay(i: int, _reads: Callable[[int], torch.Tensor] = call) -> torch.Tensor:
+        graphs[i].replay()
+        return outs[i]
+
+    return replay
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,6 @@ import records  # noqa: E402
 import schema  # noqa: E402
 import torch_competitors  # noqa: E402
 import torch_entrants  # noqa: E402
-import torch_moe  # noqa: E402
 import torch_rank  # noqa: E402
 
 OVERLACE = os.environ.get("OVERLACE_BIN", str(ROOT / "build/cpu/overlace"))
@@ -135,19 +134,19 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
     assert "there is no competitor torch_libary" in done.stderr
 
 
-def test_what_a_graph_of_the_moe_bench_reads_lives_as_long_as_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_graph_reads_lives_as_long_as_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph knows addresses alone: a call makes choices of another type once, and every replay reads them."""
     made: list[weakref.ref[torch.Tensor]] = []
 
-    def make(_: Any) -> Any:
+    def make() -> Any:
         choices = torch.zeros(8)
         made.append(weakref.ref(choices))
         return lambda i: choices + i
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: types.SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
-    w: Any = types.SimpleNamespace(rank=types.SimpleNamespace(on_gpus=True, synchronize=lambda: None), sets=3)
-    replay = torch_moe.captured(w, make)
+    rank: Any = types.SimpleNamespace(on_gpus=True, synchronize=lambda: None)
+    replay = torch_rank.captured(rank, 3, make())
     gc.collect()
     assert torch.equal(replay(2), torch.full((8,), 2.0))
     (choices,) = made
