@@ -201,6 +201,8 @@ int plan(const PlanWords& words) {
                          ? plan_by_probe(op, machine, options, base::env().plan_cache)
                          : planner.plan(op, options);
   std::string text = plan_text(op, *found, machine);
+  if (const auto kept = planner.kept(op); kept != nullptr && kept->candidate != found->candidate)
+    text += base::format("`auto` takes {}: {}\n", to_string(kept->candidate), kept->reason);
   if (words.paper_rule) text += paper_text(op, *found, machine, simulation);
   if (words.explain) {
     text += waterfall_text(op, *found, machine);

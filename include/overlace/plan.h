@@ -88,8 +88,9 @@ class Planner {
   /// if a model finds less than 10 us to hide. If a probe fails, on all ranks, the plan is that of the tier before and
   /// says why. Throws ScheduleError for a problem that no schedule fits.
   std::shared_ptr<const Plan> plan(const spec::OpSpec& op, const PlanOptions& options = {});
-  /// Returns what PlannerParts::cache has for the problem on this machine, of tier `probe`, else of tier `simulation`;
-  /// null if it has neither. Decides and writes nothing. Throws ScheduleError as plan() does.
+  /// Returns what PlannerParts::cache has for the problem on this machine, of tier `probe`, else of tier `simulation`,
+  /// else what was measured on a shipped machine and comes with the library; null if there is none of them. Decides and
+  /// writes nothing. Throws ScheduleError as plan() does.
   std::shared_ptr<const Plan> kept(const spec::OpSpec& op) const;
   /// Makes kept() return this plan of tier `probe`, which a planner of the same machine made, for its bucket of rows.
   void keep(const Plan& plan, const std::string& kept_in);

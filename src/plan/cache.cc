@@ -158,6 +158,12 @@ Cache Cache::of_text(const std::string& text, const spec::Machine& machine) {
   return out;
 }
 
+Cache Cache::shipped(const spec::Machine& machine) {
+  for (int i = 0; i < kNumShippedPlans; ++i)
+    if (kShippedPlans[i].machine == machine.name) return of_text(std::string(kShippedPlans[i].lines), machine);
+  return of_text("", machine);
+}
+
 bool Cache::counts(const Json& line) const {
   return text_of(line, "digest") == digest_ && version_of(line) == kPlanVersion;
 }

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "src/base/json.h"
 #include "src/plan/decision.h"
@@ -13,12 +14,22 @@ namespace overlace::plan {
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
 inline constexpr int kPlanVersion = 17;
 
+/// Lines of a Cache that come with the library, for a shipped machine. Generated from machine/*.plans.jsonl, which
+/// `overlace tune` wrote there.
+struct ShippedPlans {
+  std::string_view machine, lines;
+};
+extern const ShippedPlans* const kShippedPlans;
+extern const int kNumShippedPlans;
+
 class Cache {
  public:
   /// A cache of decisions for this machine. An empty path keeps nothing.
   Cache(std::string path, const spec::Machine& machine);
   /// A cache of lines that text() gave: read once, and nothing is kept in them.
   static Cache of_text(const std::string& text, const spec::Machine& machine);
+  /// The lines that come with the library for this machine, none where its numbers are not those of the shipped file.
+  static Cache shipped(const spec::Machine& machine);
   /// All lines that count for this machine, as the file is now.
   std::string text() const;
   /// The text of the line for a key, empty where there is none. Reads the file: others may have written.

@@ -31,14 +31,16 @@ constexpr size_t kKept = 4096;                  // plans
 constexpr std::string_view kKeptKey = "kept ";  // how keys of what kept() has found begin
 constexpr double kLeastShortGain = 0.1;
 
-/// Exact up to 256, then eight per octave, upwards.
-int64_t bucket_of(int64_t m) {
-  if (m <= 256) return m;
+/// Buckets of rows end exactly up to 256, then eight times per octave: how far the end of the bucket of m rows is from
+/// that of the one below.
+int64_t bucket_step(int64_t m) {
+  if (m <= 256) return 1;
   int64_t octave = 256;
   while (octave <= (m - 1) / 2) octave *= 2;
-  const int64_t step = octave / 8;
-  return base::round_up(m, step);
+  return octave / 8;
 }
+
+int64_t bucket_of(int64_t m) { return base::round_up(m, bucket_step(m)); }
 
 std::string key_of(OpSpec op, const PlanOptions& options, int64_t m) {
   op.m = m;
@@ -168,6 +170,7 @@ struct Planner::State {
         simulation(with.simulation),
         prober(with.prober),
         cache(with.kept.empty() ? Cache(with.cache, machine) : Cache::of_text(with.kept, machine)),
+        shipped(Cache::shipped(machine)),
         kept_in(with.kept_in) {}
 
   /// The machine for small M, of the same GPUs.
@@ -202,6 +205,54 @@ struct Planner::State {
     return is_known(decision.candidate) &&
            std::all_of(decision.others.begin(), decision.others.end(),
                        [&](const Alternative& other) { return is_known(other.candidate); });
+  }
+
+  /// The line of tier probe for the nearest bucket of rows below that of `op`, or above it, within a factor of two: its
+  /// rows and its times.
+  std::optional<std::pair<int64_t, std::vector<Alternative>>> neighbour(const OpSpec& op, bool is_above) const {
+    const auto next = [&](int64_t m) { return is_above ? bucket_of(m + 1) : m - bucket_step(m); };
+    for (int64_t m = next(op.m); m > 0 && m >= op.m / 2 && m <= 2 * op.m; m = next(m)) {
+      const std::string key = key_of(op, {.limit = Tier::probe}, m);
+      if (const auto mine = probed.find(key); mine != probed.end()) return std::pair(m, mine->second.first.others);
+      for (const Cache* in : {&cache, &shipped}) {
+        std::optional<Decision> found = decision_of(in->find(key), key, machine);
+        if (found && found->tier == Tier::probe) return std::pair(m, std::move(found->others));
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// Between two buckets that were measured: schedules that were measured at both, by the recurrence times what
+  /// measurement and recurrence differ by at the two, over the logarithm of the rows.
+  std::optional<Decision> between(const OpSpec& op) const {
+    const auto low = neighbour(op, false), high = low ? neighbour(op, true) : std::nullopt;
+    if (!high) return std::nullopt;
+    const auto model = [&](int64_t m, const Candidate& candidate) {
+      OpSpec at = op;
+      at.m = m;
+      return Recurrence(at, machine_for(at)).us(candidate);
+    };
+    const double weight = std::log(static_cast<double>(op.m) / static_cast<double>(low->first)) /
+                          std::log(static_cast<double>(high->first) / static_cast<double>(low->first));
+    Decision out;
+    for (const Alternative& one : low->second) {
+      const auto other = std::find_if(high->second.begin(), high->second.end(),
+                                      [&](const Alternative& a) { return a.candidate == one.candidate; });
+      if (other == high->second.end()) continue;
+      const auto here = model(op.m, one.candidate), below = model(low->first, one.candidate);
+      const auto above = model(high->first, one.candidate);
+      if (!here || !below || !above) continue;
+      const double by = std::pow(one.us / *below, 1 - weight) * std::pow(other->us / *above, weight);
+      out.others.push_back({one.candidate, *here * by, *here * by, *here * by});
+    }
+    const bool has_library = std::any_of(out.others.begin(), out.others.end(),
+                                         [](const Alternative& a) { return a.candidate.family == spec::kLibrary; });
+    if (!has_library || out.others.size() < 2) return std::nullopt;
+    rank(&out.others);
+    out.tier = Tier::recurrence;
+    settle(op, machine_for(op), &out);
+    out.reason += base::format("; by what was measured at M {} and {}", low->first, high->first);
+    return is_considered(op, out) ? std::optional(std::move(out)) : std::nullopt;
   }
 
   Decision find(const OpSpec& op, const PlanOptions& options, const std::string& key) const {
@@ -324,6 +375,7 @@ struct Planner::State {
   const spec::CostModel* const simulation;
   spec::Prober* const prober;
   const Cache cache;
+  const Cache shipped;
   const std::string kept_in;
   std::mutex mutex;
   std::map<std::string, std::pair<Decision, std::string>> probed;    // by key: keep(), with where it is kept
@@ -383,17 +435,32 @@ std::shared_ptr<const Plan> Planner::kept(const OpSpec& op) const {
     if (state_->plans.size() < kKept) state_->plans[exact] = plan;
     return plan;
   }
-  for (const Tier tier : {Tier::probe, Tier::simulation}) {
-    const std::string key = key_of(op, {.limit = tier}, upper.m);
-    const std::optional<Decision> found = decision_of(state_->cache.find(key), key, state_->machine);
-    if (!found || found->tier != tier || !state_->is_considered(upper, *found)) continue;
-    auto plan = std::make_shared<Plan>(plan_of(op, upper, *found, state_->machine_for(op)));
+  const auto made = [&](const std::string& key, const std::optional<Decision>& decision) -> std::shared_ptr<Plan> {
+    if (!decision || !state_->is_considered(upper, *decision)) return nullptr;
+    auto plan = std::make_shared<Plan>(plan_of(op, upper, *decision, state_->machine_for(op)));
     plan->key = key;
-    if (stays) plan->reason += "; kept in " + state_->kept_in;
-    if (stays && state_->plans.size() < kKept) state_->plans[exact] = plan;
     return plan;
-  }
-  return nullptr;
+  };
+  const auto found_in = [&](const Cache& cache, Tier tier) -> std::shared_ptr<Plan> {
+    const std::string key = key_of(op, {.limit = tier}, upper.m);
+    std::optional<Decision> found = decision_of(cache.find(key), key, state_->machine);
+    return found && found->tier == tier ? made(key, found) : nullptr;
+  };
+  const bool has_buckets = op.m > 0 && op.ranks > 1 && op.row_offsets.empty() && op.splits.empty();
+  const std::string kept_in = stays ? "; kept in " + state_->kept_in : "", shipped = "; comes with the library";
+  std::shared_ptr<Plan> plan;
+  const auto take = [&plan](std::shared_ptr<Plan> found, const std::string& where) {
+    if (plan != nullptr || found == nullptr) return;
+    plan = std::move(found);
+    plan->reason += where;
+  };
+  take(found_in(state_->cache, Tier::probe), kept_in);
+  if (plan == nullptr) take(found_in(state_->shipped, Tier::probe), shipped);
+  if (plan == nullptr && stays && has_buckets)
+    take(made(key_of(op, {.limit = Tier::probe}, upper.m), state_->between(upper)), "");
+  if (plan == nullptr) take(found_in(state_->cache, Tier::simulation), kept_in);
+  if (stays && state_->plans.size() < kKept) state_->plans[exact] = plan;  // null, too: it is not looked for again
+  return plan;
 }
 
 void Planner::keep(const Plan& plan, const std::string& kept_in) {

@@ -290,6 +290,33 @@ std::vector<std::string> warnings_with(const std::string& path) {
   return said;
 }
 
+/// A change of the planner's version or of a machine's figures makes these lines dead: measure anew, or say in the file
+/// why the winners still hold.
+TEST(PlanCache, EveryLineThatComesWithTheLibraryCounts) {
+  for (int i = 0; i < kNumShippedPlans; ++i) {
+    if (kShippedPlans[i].machine.empty()) continue;
+    const Machine machine = spec::find_machine(std::string(kShippedPlans[i].machine));
+    const Cache shipped = Cache::shipped(machine);
+    const std::string text(kShippedPlans[i].lines);
+    size_t lines = 0;
+    for (size_t at = 0, end = 0; (end = text.find('\n', at)) != std::string::npos; at = end + 1, ++lines) {
+      const std::string line = text.substr(at, end - at);
+      const std::string key = base::Json::parse(line, "line").value().find("key")->as_string();
+      EXPECT_EQ(shipped.find(key), line) << machine.name;
+      const auto decision = decision_of(line, key, machine);
+      ASSERT_TRUE(decision.has_value()) << line;
+      EXPECT_EQ(decision->tier, Tier::probe) << line;
+    }
+    EXPECT_GT(lines, 0u) << machine.name;
+    Machine other = machine;
+    other.gemm.sustained_TFLOPs.value *= 1.01;
+    EXPECT_EQ(Cache::shipped(other).find(
+                  base::Json::parse(text.substr(0, text.find('\n')), "line").value().find("key")->as_string()),
+              "")
+        << "lines of other figures";
+  }
+}
+
 TEST(PlanCache, AFileOfOthersIsLeftAlone) {
   const Folder folder;
   const std::string path = folder / "notes.txt";
@@ -378,6 +405,28 @@ TEST(Probe, TheFastestThatWasMeasuredWins) {
   Told idle;
   EXPECT_EQ(Planner(h200(), {.simulation = &model, .prober = &idle}).plan(op, kSimulated)->tier, Tier::simulation);
   EXPECT_EQ(idle.asked, 0);
+}
+
+/// Measured at M 1024 and 2048, where the recurrence was wrong: by as much it is corrected between the two.
+TEST(Probe, BetweenTwoMeasuredBucketsTheRecurrenceIsCorrected) {
+  const Counting model;
+  Planner planner(h200(), {.simulation = &model});
+  const auto op = [](int64_t m) { return op_of("gemm_rs", m, 8192, 2048); };
+  for (const int64_t m : {1024, 2048}) {
+    Told prober;
+    prober.us = {{"library_rs", 400}, {"serial_rs", 60}};
+    EXPECT_EQ(planner.kept(op(m)), nullptr) << "nothing is measured yet";
+    planner.keep(*Planner(h200(), {.simulation = &model, .prober = &prober}).plan(op(m), kProbed), "here");
+  }
+  const auto plan = planner.kept(op(1500));
+  ASSERT_NE(plan, nullptr);
+  EXPECT_EQ(plan->candidate.family, "serial");
+  EXPECT_NE(plan->reason.find("by what was measured at M 1024 and 2048"), std::string::npos) << plan->reason;
+  EXPECT_EQ(std::get<int64_t>(plan->schedule.params.at("M")), 1500);
+  EXPECT_NEAR(plan->estimate.us, 60, 15);
+  EXPECT_EQ(planner.kept(op(1500)), plan);
+  for (const int64_t m : {500, 2100, 8192}) EXPECT_EQ(planner.kept(op(m)), nullptr) << m << ": not between two";
+  EXPECT_EQ(planner.kept(op_of("gemm_rs", 1500, 8192, 2056)), nullptr) << "another K";
 }
 
 TEST(Probe, AFailureLeavesThePlanOfTheTierBeforeAndIsNotKept) {
