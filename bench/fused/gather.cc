@@ -68,6 +68,7 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
                    how.pieces, how.has_bias ? ", bias" : "", how.waits ? "" : " unwaited");
   if (how.waits) v.bits = &Set::core;
   v.timed.is_wrong = !how.waits;
+  v.is_kernel = !is_ce;
   v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
     const core::PreparedGather& call = (*prepared)[static_cast<size_t>(set)];
     ++epoch_;

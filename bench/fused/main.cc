@@ -1,8 +1,10 @@
 // AllGather and GEMM, GEMM and ReduceScatter, each in one kernel, beside what they must beat, on all GPUs of the host,
 // bf16, normal data:
-//   bench_fused [--smoke] [--shared] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]
+//   bench_fused [--smoke] [--shared] [--call-events] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X]
+//               [--ranks N] [--out FILE]
 // --shared: the ranks are threads on one GPU, each with its part of the SMs. Verified as ever; times compare variants
-// with each other, nothing goes over a link.
+// with each other, nothing goes over a link. --call-events: each kernel a second time with an event behind each call,
+// as operators record it, which may keep the next grid from being set up early.
 // Each variant is verified on changing inputs (fp64 samples; every bit against the mainloop alone, or against the
 // ordered sum of its partial products) before it is timed, and its last outputs are compared again afterwards. Times:
 // worst rank, median of interleaved bursts. limit: GEMM beside the same copies without dependence. Exit 0: all right;
@@ -22,8 +24,8 @@ namespace overlace::bench {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: bench_fused [--smoke] [--shared] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] "
-    "[--out FILE]\n";
+    "usage: bench_fused [--smoke] [--shared] [--call-events] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] "
+    "[--ranks N] [--out FILE]\n";
 constexpr int64_t kHostDeadlineMs = 20000;  // kernels have a shorter one
 
 bool parse(int argc, char** argv, Options* o) {
@@ -31,6 +33,10 @@ bool parse(int argc, char** argv, Options* o) {
     const std::string key = argv[i];
     if (key == "--shared") {
       o->shared = true;
+      continue;
+    }
+    if (key == "--call-events") {
+      o->call_events = true;
       continue;
     }
     if (key == "--smoke") {

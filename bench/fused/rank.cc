@@ -64,7 +64,8 @@ FusedRank::FusedRank(Runtime& runtime, Group& group, const Options& options)
   blas.status().or_throw();
   blas_ = std::move(blas).value();
   for (cudaEvent_t* event : {&begin_, &end_}) BENCH_CUDA(cudaEventCreate(event));
-  for (cudaEvent_t* event : {&fork_, &join_}) BENCH_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+  for (cudaEvent_t* event : {&fork_, &join_, &call_})
+    BENCH_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   counters_ = channel_.counters(ops::fused::kCounts, "bench counts");
   pushed_ = channel_.ids(kMaxPieces, Domain::device, "bench pushed");
   copied_ = channel_.ids(kMaxPieces, Domain::stream, "bench copied");
@@ -82,7 +83,7 @@ FusedRank::~FusedRank() {
   for (void* memory : memory_) (void)cudaFree(memory);
   (void)cudaFree(error_);
   (void)cudaFree(gather_totals_);
-  for (cudaEvent_t event : {begin_, end_, fork_, join_}) (void)cudaEventDestroy(event);
+  for (cudaEvent_t event : {begin_, end_, fork_, join_, call_}) (void)cudaEventDestroy(event);
   (void)cudaStreamDestroy(stream_);
   (void)cudaStreamDestroy(copies_);
 }
@@ -214,7 +215,7 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
     };
   };
   Variant alone{"gemm_core", own(true), &Set::core};
-  alone.sets_bits = true;
+  alone.sets_bits = alone.is_kernel = true;
   list->push_back(std::move(alone));
   list->push_back({"cublas", vendor});
   if (NetEngine* net = team_.net(); net != nullptr && is_equal()) {
@@ -226,6 +227,22 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
   list->push_back({"limit cublas", [this, vendor](int set) { return limit(vendor, set); }});
   list->push_back({"limit gemm_core", [this, plain = own(false)](int set) { return limit(plain, set); }, &Set::core});
   is_gather() ? add_gathers(list) : add_scatters(list);
+}
+
+void FusedRank::add_call_events(std::vector<Variant>* list) {
+  const size_t count = list->size();
+  for (size_t i = 0; i < count; ++i) {
+    if (!(*list)[i].is_kernel || !(*list)[i].is_timed) continue;
+    Variant v = (*list)[i];
+    v.name += ", events";
+    v.sets_bits = false;
+    v.enqueue = [this, call = std::move(v.enqueue)](int set) -> base::Status {
+      OVERLACE_TRY(call(set));
+      BENCH_CUDA(cudaEventRecord(call_, stream_));
+      return {};
+    };
+    list->push_back(std::move(v));
+  }
 }
 
 base::Status FusedRank::library(int set, const exec::LtGemm& gemm, NetEngine& net, void* gathered) {
@@ -346,6 +363,7 @@ std::vector<Timed> FusedRank::run(const Case& c) {
   std::vector<Variant> list;
   open_case(c);
   add_variants(&list);
+  if (options_.call_events) add_call_events(&list);
   runtime_.synchronize();
   group_.meet();  // every kernel is loaded everywhere before one waits for a peer
   for (Variant& v : list) {

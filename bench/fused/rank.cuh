@@ -56,6 +56,7 @@ struct Variant {
   bool is_shard = false;       // rs: the result is `out`, a sum over ranks
   bool is_sampled = true;      // against fp64
   bool is_timed = true;
+  bool is_kernel = false;  // one launch, the next of which may be set up early
   Timed timed{};
 };
 
@@ -86,6 +87,8 @@ class FusedRank {
     bool waits = true, has_bias = false;
   };
   void add_gather(std::vector<Variant>* list, const Gathering& how);
+  /// Each kernel again, with what an eager call of an operator records behind it.
+  void add_call_events(std::vector<Variant>* list);
   struct Scattering {
     std::string name, instance;
     int groups = kMaxGroups;
@@ -119,7 +122,7 @@ class FusedRank {
   const Options& options_;
   const int rank_, size_;
   cudaStream_t stream_ = nullptr, copies_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr, fork_ = nullptr, join_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr, fork_ = nullptr, join_ = nullptr, call_ = nullptr;
   Channel& channel_;
   std::unique_ptr<exec::CublasLt> blas_;
   Counters counters_;

@@ -67,7 +67,7 @@ Variant FusedRank::make_scatter(const Scattering& how) {
   }
   Variant v;
   v.name = how.name;
-  v.is_shard = true;
+  v.is_shard = v.is_kernel = true;
   v.is_sampled = !how.has_bias;
   v.enqueue = [this, prepared](int set) {
     ++epoch_;

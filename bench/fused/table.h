@@ -22,6 +22,7 @@ std::string title(const Case& c);
 
 struct Options {
   bool smoke = false, shared = false;  // shared: ranks are threads on one GPU
+  bool call_events = false;            // each kernel also with an event behind each call
   int sms = 0;                         // of each rank, with `shared`
   int ranks = 0, rounds = 7;
   double burst_ms = 20;

@@ -110,6 +110,10 @@ class BackendState {
   virtual uint64_t stripe_granule(std::string* why) const = 0;
   /// Collective; the parts have been checked. Ends with an agreement: all ranks have theirs, or none.
   virtual base::Result<StripeMemory> stripe(const StripePlan& plan) = 0;
+  /// Word of device memory that a kernel sets for good whose own pipeline stood still; its later waits end at once, so
+  /// that results are wrong from then on. synchronize() and drain() read it, and a watcher now and then; cause() says
+  /// so. Null on CPU ranks.
+  virtual uint32_t* pipeline_word() { return nullptr; }
   /// SMs that channels of this rank share; 0: no such limit.
   virtual int sm_room() const = 0;
   /// Around the work that a call queues: what must run before it is waited for in stream order. co_residency in a

@@ -77,6 +77,13 @@ std::string Names::id(uint32_t id) const {
   return id - it->first < it->second.count ? it->second.name : "";
 }
 
+std::string pipeline_text(int rank, uint64_t timeout_ns) {
+  return base::format(
+      "timeout after {}: rank {}: a stage of a fused kernel's own pipeline has not come, wanted at once; "
+      "results of fused kernels of this rank are wrong since then",
+      seconds(pipeline_timeout_ns(timeout_ns)), rank);
+}
+
 std::string Names::timeout_text(const TimeoutRecord& record, const std::string& peer_state) const {
   return base::format("timeout after {}: {}", seconds(record.waited_ns), wait_text(record, peer_state));
 }

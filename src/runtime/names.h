@@ -11,6 +11,13 @@
 
 namespace overlace::runtime {
 
+/// How long a kernel's own pipeline waits for its next stage: longer than its threads wait for a peer, which may keep
+/// the stage from coming.
+constexpr uint64_t pipeline_timeout_ns(uint64_t timeout_ns) { return 2 * timeout_ns + 2'000'000'000; }
+/// timeout after 8.0 s: rank 1: a stage of a fused kernel's own pipeline has not come, wanted at once; results of fused
+/// kernels of this rank are wrong since then
+std::string pipeline_text(int rank, uint64_t timeout_ns);
+
 class Names {
  public:
   void set_team(uint32_t team, std::string name, std::vector<int> members);

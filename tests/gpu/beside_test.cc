@@ -1,6 +1,7 @@
 // A fused kernel beside what others run on the same GPUs, queued in another order on each rank: an all-reduce of
 // another communicator, another context. No order between streams is promised to NCCL or to us, so both must end, with
-// the exact result: a fused kernel must not need all its CTAs at once.
+// the exact result: a fused kernel must not need all its CTAs at once. OVERLACE_TEST_TURNS says how often (default 50).
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,6 +15,17 @@ namespace overlace::test {
 namespace {
 
 constexpr int kRanks = 2, kTurns = 50;
+
+/// How often each pair is queued, one behind the other.
+int turns() {
+  const char* text = std::getenv("OVERLACE_TEST_TURNS");
+  if (text == nullptr) return kTurns;
+  char* end = nullptr;
+  const int64_t turns = std::strtoll(text, &end, 10);
+  EXPECT_TRUE(*end == '\0' && turns >= 1 && turns <= 1000000)
+      << "OVERLACE_TEST_TURNS is \"" << text << "\", wanted 1 to 1000000";
+  return static_cast<int>(turns);
+}
 
 struct Family {
   const char* op;
@@ -127,7 +139,7 @@ void run_pairs(const std::function<void(GpuRank&, Pair&)>& body) {
 /// Rank 0 queues the all-reduce first, rank 1 the product first; then the other way round.
 TEST_P(Beside, AnAllReduceOfAnotherStreamInTheOppositeOrder) {
   run_pairs([](GpuRank& gpu, Pair& pair) {
-    for (int turn = 1; turn <= kTurns && !HasFailure(); ++turn) {
+    for (int turn = 1, last = turns(); turn <= last && !HasFailure(); ++turn) {
       pair.call(turn, (gpu.rank == 0) == (turn % 2 == 1));
       pair.expect_exact(turn);
     }
@@ -146,7 +158,7 @@ TEST_P(Beside, ManyAllReducesOfAnotherStreamInTheOppositeOrder) {
 TEST_P(Beside, ReplaysInTheOppositeOrderOfAnAllReduce) {
   run_pairs([](GpuRank& gpu, Pair& pair) {
     Replay replay(gpu.stream, [&] { pair.site().call(); });
-    for (int turn = 1; turn <= kTurns && !HasFailure(); ++turn) {
+    for (int turn = 1, last = turns(); turn <= last && !HasFailure(); ++turn) {
       pair.call(turn, (gpu.rank == 0) == (turn % 2 == 1), &replay);
       pair.expect_exact(turn);
     }
@@ -168,7 +180,7 @@ TEST_P(Beside, AnotherContextOnAnotherStreamInTheOppositeOrder) {
         EXPECT_EQ(here.wrong(), 0u);
         there.call();
         EXPECT_EQ(there.wrong(), 0u);
-        for (int turn = 1; turn <= kTurns; ++turn) {
+        for (int turn = 1, last = turns(); turn <= last; ++turn) {
           gpu.team.barrier();
           const bool here_first = (gpu.rank == 0) == (turn % 2 == 1);
           (here_first ? here : there).call();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <thread>
 
 #include "src/runtime/backend/cuda_peer/nodes.h"
 #include "tests/gpu/support/exchanges.h"
@@ -271,6 +272,61 @@ TEST(GpuRuntimeFailureTest, AGuardedStreamWaitEndsAtItsDeadline) {
         EXPECT_NE(text.find("stream 12"), std::string::npos) << text;
         EXPECT_NE(text.find("expected >= 41, seen 0"), std::string::npos) << text;
         gpu.runtime.close();
+      },
+      options);
+}
+
+/// What a kernel does whose own pipeline stood still.
+void stand_still(GpuRank& gpu) {
+  const uint32_t stuck = 1;
+  gpu.store(gpu.state().pipeline_word(), &stuck, sizeof stuck);
+}
+
+TEST(GpuRuntimeFailureTest, APipelineThatStoodStillIsATimeoutAtTheNextSynchronize) {
+  OVERLACE_NEED_GPUS(1);
+  GpuOptions options;
+  options.timeout_ms = 6000;
+  options.checks_end = false;
+  run_gpu_threads(
+      2,
+      [](GpuRank& gpu) {
+        gpu.team.barrier();
+        Errc caught = Errc::ok;
+        EXPECT_EQ(error_text([&] { gpu.runtime.check(); }, &caught), "");
+        gpu.team.barrier();
+        if (gpu.rank == 1) {
+          stand_still(gpu);
+          const std::string text = error_text([&] { gpu.runtime.synchronize(); }, &caught);
+          EXPECT_EQ(caught, Errc::timeout);
+          EXPECT_EQ(text, runtime::pipeline_text(1, 6'000'000'000));
+        } else {
+          (void)error_text([&] { gpu.team.barrier(); }, &caught);  // nobody else comes
+          EXPECT_NE(caught, Errc::ok);
+        }
+        (void)error_text([&] { gpu.runtime.close(); }, &caught);
+      },
+      options);
+}
+
+TEST(GpuRuntimeFailureTest, APipelineThatStoodStillIsFoundByTheWatcherOfAllRanks) {
+  OVERLACE_NEED_GPUS(1);
+  GpuOptions options;
+  options.checks_end = false;
+  run_gpu_threads(
+      2,
+      [](GpuRank& gpu) {
+        gpu.team.barrier();
+        if (gpu.rank == 1) stand_still(gpu);
+        const auto begin = std::chrono::steady_clock::now();
+        Errc caught = Errc::ok;
+        std::string text;
+        while (caught == Errc::ok && std::chrono::steady_clock::now() - begin < std::chrono::seconds(5)) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          text = error_text([&] { gpu.runtime.check(); }, &caught);
+        }
+        EXPECT_NE(caught, Errc::ok) << "rank " << gpu.rank << " was not told in 5 s";
+        EXPECT_NE(text.find("rank 1: a stage of a fused kernel's own pipeline"), std::string::npos) << text;
+        (void)error_text([&] { gpu.runtime.close(); }, &caught);
       },
       options);
 }

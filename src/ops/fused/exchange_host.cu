@@ -5,6 +5,7 @@
 #include "src/gemm_core/host.cuh"
 #include "src/ops/fused/exchange_host.cuh"
 #include "src/runtime/backend/cuda_peer/nodes.h"
+#include "src/runtime/names.h"
 
 namespace overlace::ops::fused {
 
@@ -59,8 +60,7 @@ namespace {
 /// Where waits end; gives the clusters that run at once.
 base::Result<int> prepare_grid(const Instance& instance, const TeamPod& team, int most_clusters, GemmParams* gemm) {
   gemm->num_tiles = count_tiles(gemm->order);
-  constexpr uint64_t kExtraNs = 2000000000;
-  gemm->timeout_ns = 2 * team.timeout_ns + kExtraNs;  // longer than its threads wait for a peer
+  gemm->timeout_ns = runtime::pipeline_timeout_ns(team.timeout_ns);
   const auto clusters = count_clusters(instance.kernel, instance.spec, instance.name);
   if (!clusters.ok()) return clusters.status();
   return most_clusters > 0 ? std::min(most_clusters, *clusters) : *clusters;

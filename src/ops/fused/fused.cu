@@ -27,13 +27,11 @@
 namespace overlace::ops::fused {
 namespace {
 
-/// What a kernel counts on the device, for all programs that share its words. NOTE: `error` is never read: its pipeline
-/// waits longer than the thread that waits for a peer, and that one aborts the runtime.
+/// What a kernel counts on the device, for all programs that share its words.
 struct Counts {
   runtime::cuda_peer::LocalMemory memory;
   InboxPod inbox{};
   CountersPod counters{};
-  uint32_t* error = nullptr;
   uint32_t *places = nullptr, *calls = nullptr;  // one_shot; of ag_gemm `calls` are claims
   ItemLists lists;                               // others
   runtime::Residency::Lease lease;
@@ -113,6 +111,11 @@ base::Result<Gpu> gpu_of(const exec::KernelContext& context) {
   return gpu;
 }
 
+/// Where a kernel says that its own pipeline stood still; the runtime reads it.
+uint32_t* pipeline_word(const exec::KernelContext& context) {
+  return context.channel.team().state().runtime->backend->pipeline_word();
+}
+
 runtime::Residency::Tenant tenant_of(const exec::KernelContext& context) {
   const RuntimeState* const runtime = context.channel.team().state().runtime;
   return {reinterpret_cast<uintptr_t>(runtime), context.channel.pod().channel_id, sms_of(context.channel),
@@ -140,7 +143,7 @@ base::Status make_counts(const exec::KernelContext& context, const Gpu& gpu, con
   counts->lease = gpu.residency->take(tenant_of(context));
   const auto ranks = static_cast<uint32_t>(context.channel.team().size());
   const size_t cells = inbox_cells(ranks) * sizeof(uint64_t),
-               bytes = (cells + 31) / 32 * 32 + (kCounts + 2) * kCounterPitch;
+               bytes = (cells + 31) / 32 * 32 + (kCounts + 1) * kCounterPitch;
   const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
   base::Result<runtime::cuda_peer::LocalMemory> memory =
       runtime::cuda_peer::LocalMemory::filled(0, bytes + calls, "counts of a kernel");
@@ -155,9 +158,8 @@ base::Status make_counts(const exec::KernelContext& context, const Gpu& gpu, con
                    .data_id = context.ids.at("arrived"),
                    .credit_id = spec::takes_one_shot(context.schedule) ? 0 : context.ids.at("credit")};
   char* const end = counts->memory.as<char>() + bytes;
-  counts->counters = {.words = end - (kCounts + 2) * kCounterPitch, .count = kCounts, .number = 0};
-  counts->places = reinterpret_cast<uint32_t*>(end - 2 * kCounterPitch);
-  counts->error = reinterpret_cast<uint32_t*>(end - kCounterPitch);
+  counts->counters = {.words = end - (kCounts + 1) * kCounterPitch, .count = kCounts, .number = 0};
+  counts->places = reinterpret_cast<uint32_t*>(end - kCounterPitch);
   counts->calls = reinterpret_cast<uint32_t*>(end);
   *context.state = std::move(counts);
   return {};
@@ -238,7 +240,7 @@ void fill_sizes(const exec::KernelContext& context, const Launcher& launcher, in
   args->n = number(context.schedule, "N");
   args->k = k;
   args->most_clusters = launcher.all_clusters;
-  args->error = counts.error;
+  args->error = pipeline_word(context);
   state->channel = &context.channel.pod();
   state->inbox = &counts.inbox;
   state->counters = &counts.counters;
@@ -331,7 +333,7 @@ base::Result<PreparedOneShot> prepare_one_shot_of(const exec::KernelContext& con
   args.ldc = at.ldc;
   args.most_clusters = launcher.all_clusters;
   args.grid_clusters = at.clusters;
-  args.error = counts.error;
+  args.error = pipeline_word(context);
   args.state = {&context.channel.pod(), counts.inbox.offset, counts.inbox.pitch, counts.calls, counts.places};
   return prepare_one_shot(*launcher.instance, args);
 }

@@ -99,5 +99,14 @@ TEST(Names, WordsATimeoutAsDocumented) {
             std::string::npos);
 }
 
+TEST(Names, WordsAPipelineThatStoodStill) {
+  EXPECT_EQ(
+      runtime::pipeline_text(3, 6'000'000'000),
+      "timeout after 14.0 s: rank 3: a stage of a fused kernel's own pipeline has not come, wanted at once; results "
+      "of fused kernels of this rank are wrong since then");
+  EXPECT_GT(runtime::pipeline_timeout_ns(6'000'000'000), uint64_t{12'000'000'000})
+      << "threads of the kernel wait for a peer first, and then for what that keeps from coming";
+}
+
 }  // namespace
 }  // namespace overlace

@@ -142,14 +142,11 @@ class Layer final : public GpuLayer {
   base::Result<MoeReport> report() override {
     const DeviceGuard guard(channel_.team().runtime().device());
     OVERLACE_TRY(cuda_status(cudaStreamSynchronize(stream()), "cudaStreamSynchronize"));
+    OVERLACE_TRY(backend().drain(channel_.stream()));  // whether its kernels stood still
     Control control{};
     OVERLACE_TRY(runtime::cuda_peer::download(&control, control_, sizeof control));
     const Account& account = control.account;
     const Site site = site_of(channel_, "moe");
-    if (control.error != 0)
-      return base::error(Errc::timeout,
-                         "{}: rows or a stage of a product have not come after {} ms, wanted at once; rank {}", site.op,
-                         product_timeout_ns() / 1000000, site.rank);
     if (account.bad_token != 0)
       return refuse(site, "idx[{}, {}] is {}, wanted -1 to {}", account.bad_token - 1, account.bad_choice - 1,
                     account.bad_expert, spec_.num_experts - 1);
@@ -226,7 +223,7 @@ class Layer final : public GpuLayer {
   static int64_t pitch_of(const TensorView& t) {
     return t.dim(t.ndim - 2) <= 1 ? t.dim(t.ndim - 1) : t.stride(t.ndim - 2);
   }
-  uint64_t product_timeout_ns() const { return 2 * channel_.pod().team.timeout_ns + 2000000000; }
+  runtime::BackendState& backend() const { return *channel_.team().state().runtime->backend; }
 
   TokensPod tokens_of(const MoeArgs& args, const TensorView& out) const {
     TokensPod call{};
@@ -281,8 +278,8 @@ class Layer final : public GpuLayer {
     g.num_items = pod_.num_items + items;
     g.counter = &control_->counters[number].drawn;
     g.row_weights = pod_.row_weights;
-    g.error = &control_->error;
-    g.timeout_ns = product_timeout_ns();
+    g.error = backend().pipeline_word();
+    g.timeout_ns = runtime::pipeline_timeout_ns(channel_.pod().team.timeout_ns);
     g.most_clusters = clusters_of(instance);
     base::Result<core::PreparedGrouped> prepared = core::prepare_grouped(instance, g);
     if (!prepared.ok()) return prepared.status();
@@ -303,8 +300,8 @@ class Layer final : public GpuLayer {
     g.w2_pitch = pitch_of(args.w2);
     g.w2_matrix_pitch = matrix_pitch_of(args.w2);
     g.counter = &control_->counters[0].drawn;
-    g.error = &control_->error;
-    g.timeout_ns = product_timeout_ns();
+    g.error = backend().pipeline_word();
+    g.timeout_ns = runtime::pipeline_timeout_ns(channel_.pod().team.timeout_ns);
     g.most_clusters = clusters_of(instance);
     base::Result<PreparedMoe> prepared = prepare_moe(instance, g, pod, flow_);
     if (!prepared.ok()) return prepared.status();
@@ -329,8 +326,8 @@ class Layer final : public GpuLayer {
     g.groups = pod_.groups;
     g.items = local<uint4>(layout_.wgrad_items[weight]);
     g.counter = &control_->counters[number].drawn;
-    g.error = &control_->error;
-    g.timeout_ns = product_timeout_ns();
+    g.error = backend().pipeline_word();
+    g.timeout_ns = runtime::pipeline_timeout_ns(channel_.pod().team.timeout_ns);
     g.most_clusters = clusters_of(instance);
     base::Result<core::PreparedWgrad> prepared = core::prepare_wgrad(instance, g);
     if (!prepared.ok()) return prepared.status();

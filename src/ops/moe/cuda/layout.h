@@ -37,7 +37,6 @@ WeightExtents extents_of(const MoeSpec& spec, int weight);
 /// Zeros before each call.
 struct Control {
   Account account;
-  alignas(kCounterPitch) uint32_t error;  // of the products' pipelines
   struct alignas(kCounterPitch) {
     uint32_t drawn;
   } counters[kMostProducts];

@@ -32,7 +32,8 @@ bool CudaPeerState::is_capturing(StreamRef stream) const {
 base::Status CudaPeerState::drain(StreamRef stream) {
   const DeviceGuard guard(device_);
   if (is_capturing(stream)) return {};
-  return cuda_status(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+  OVERLACE_TRY(cuda_status(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"));
+  return check_pipelines();
 }
 
 base::Status CudaPeerState::finish_calls(uint32_t channel) {

@@ -28,6 +28,7 @@ base::Result<Pinned<T>> allocate_pinned(size_t count) {
 /// What kernels and host share of a rank's failures.
 struct HostBlock {
   uint32_t abort_word;
+  uint32_t pipeline;  // pipeline_word() as the host has seen it last
   alignas(64) TimeoutRecord record;
 };
 

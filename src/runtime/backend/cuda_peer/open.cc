@@ -23,7 +23,8 @@ base::Result<std::unique_ptr<BackendState>> open_cuda_peer(const OpenContext& co
 namespace cuda_peer {
 namespace {
 
-constexpr uint64_t kClaimOffset = 4096;  // in the control block's backend part
+// In the control block's backend part:
+constexpr uint64_t kClaimOffset = 4096, kPipelineOffset = kClaimOffset + 256;
 enum HeapMode : uint32_t { kAuto, kVmm, kIpc };
 
 HeapMode wanted_heap() {
@@ -244,10 +245,12 @@ TeamPod CudaPeerState::make_pod(const std::vector<int>& members, int rank, uint3
   pod.ticket = ticket_;
   pod.abort_word = &host_[0].abort_word;
   pod.record = &host_[0].record;
-  pod.timeout_ns = static_cast<uint64_t>(options_.timeout_ms) * 1'000'000;
+  pod.timeout_ns = timeout_ns();
   pod.claim = reinterpret_cast<uint32_t*>(heap_->base(rank_) + kClaimOffset);
   return pod;
 }
+
+uint32_t* CudaPeerState::pipeline_word() { return reinterpret_cast<uint32_t*>(heap_->base(rank_) + kPipelineOffset); }
 
 }  // namespace cuda_peer
 }  // namespace overlace::runtime

@@ -102,7 +102,22 @@ base::Result<char* const*> CudaPeerState::make_table(std::span<char* const> base
 
 base::Status CudaPeerState::synchronize() {
   const DeviceGuard guard(device_);
-  return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  OVERLACE_TRY(cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  return check_pipelines();
+}
+
+base::Status CudaPeerState::fetch_pipeline_word() {
+  return cuda_status(
+      cudaMemcpyAsync(&host_[0].pipeline, pipeline_word(), sizeof(uint32_t), cudaMemcpyDeviceToHost, watch_stream_),
+      "cudaMemcpyAsync (pipeline word)");
+}
+
+base::Status CudaPeerState::check_pipelines() {
+  OVERLACE_TRY(fetch_pipeline_word());
+  OVERLACE_TRY(cuda_status(cudaStreamSynchronize(watch_stream_), "cudaStreamSynchronize"));
+  if (host_[0].pipeline == 0) return {};
+  const AbortCause found = cause();
+  return {found.code, found.message};
 }
 
 base::Status CudaPeerState::check_quiescent() {
@@ -168,15 +183,18 @@ AbortCause CudaPeerState::recorded_cause() {
 
 AbortCause CudaPeerState::cause() {
   // A kernel that timed out has left its record before it completed: whoever synchronised with it sees the cause here,
-  // without waiting for the watcher.
-  if (host_ &&
-      std::atomic_ref<uint32_t>(host_[0].record.magic).load(std::memory_order_acquire) == TimeoutRecord::kMagic) {
+  // without waiting for the watcher. A pipeline's word has no record, and comes to the host by a copy.
+  const auto load = [](uint32_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); };
+  const bool has_record = host_ && load(host_[0].record.magic) == TimeoutRecord::kMagic;
+  if (has_record || (host_ && load(host_[0].pipeline) != 0)) {
     bool is_known;
     {
       const std::lock_guard lock(mutex_);
       is_known = cause_.code != Errc::ok;
     }
-    if (!is_known) set_cause_and_spread(recorded_cause());
+    if (!is_known)
+      set_cause_and_spread(has_record ? recorded_cause()
+                                      : AbortCause{Errc::timeout, pipeline_text(rank_, timeout_ns())});
   }
   const std::lock_guard lock(mutex_);
   return cause_;

@@ -51,6 +51,7 @@ class CudaPeerState final : public BackendState, public EngineHost {
   base::Status copy(void* dst, const void* src, size_t bytes) override;
   uint64_t stripe_granule(std::string* why) const override;
   base::Result<StripeMemory> stripe(const StripePlan& plan) override;
+  uint32_t* pipeline_word() override;
   int sm_room() const override { return sm_room_; }
   base::Status begin_call(const CallSite& call, Stats& stats) override;
   base::Status end_call(const CallSite& call, std::optional<bool> is_captured) override;
@@ -107,6 +108,11 @@ class CudaPeerState final : public BackendState, public EngineHost {
   void set_cause_and_spread(const AbortCause& cause);
   /// From a TimeoutRecord that a kernel left, and where the engines are.
   AbortCause recorded_cause();
+  /// Queues a copy of pipeline_word() to where cause() looks for it.
+  base::Status fetch_pipeline_word();
+  /// Does so and waits for the copy; gives what it finds.
+  base::Status check_pipelines();
+  uint64_t timeout_ns() const { return static_cast<uint64_t>(options_.timeout_ms) * 1'000'000; }
   int world_rank_of(uint32_t team, uint32_t team_rank) const;
   void watch();
   void watch_streams(bool aborted);

@@ -1,4 +1,5 @@
-// The watcher thread of a rank: finds the records of kernels, keeps the deadlines of stream waits, polls engines.
+// The watcher thread of a rank: finds the records of kernels and pipelines that stood still, keeps the deadlines of
+// stream waits, polls engines.
 #include <atomic>
 
 #include "src/runtime/backend/cuda_peer/state.h"
@@ -8,7 +9,7 @@ namespace overlace::runtime::cuda_peer {
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(2);
-constexpr int kTicksPerEnginePoll = 10;
+constexpr int kTicksPerEnginePoll = 10, kTicksPerPipelineLook = 500;
 
 }  // namespace
 
@@ -26,6 +27,7 @@ void CudaPeerState::watch() {
     }
     const bool is_aborted = cause().code != Errc::ok;
     watch_streams(is_aborted);
+    if (tick % kTicksPerPipelineLook == 0 && cudaStreamQuery(watch_stream_) == cudaSuccess) (void)fetch_pipeline_word();
     if (is_aborted != was_aborted || tick % kTicksPerEnginePoll == 0) {
       if (is_aborted) {
         engines_.abort();
