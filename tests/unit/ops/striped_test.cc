@@ -8,7 +8,7 @@ namespace {
 
 using ops::StripedSpec;
 using ops::striped::Geometry;
-using ops::striped::Run;
+using Runs = std::vector<ops::striped::Run>;
 
 constexpr uint64_t kPage = 2 << 20;
 
@@ -71,14 +71,14 @@ TEST(StripedGeometry, BlocksOfABatchHavePagesOfTheirOwn) {
 
 TEST(StripedGeometry, RowsOfAnOwnerAreRuns) {
   const StripedSpec whole = spec_of({.blocks = 4, .rows = 256, .cols = 4096}, 2);
-  const std::vector<Run> one = ops::striped::runs_of(whole, geometry_of(whole), 1);
+  const Runs one = ops::striped::runs_of(whole, geometry_of(whole), 1);
   ASSERT_EQ(one.size(), 1U);
   EXPECT_EQ(one[0].rows, 512);
 
   const StripedSpec dealt = spec_of({.rows = 256, .cols = 4096, .owners = {0, 1, 0, 1}, .used = {256, 0, 7, 256}}, 2);
   const Geometry g = geometry_of(dealt);
   EXPECT_EQ(g.parts.size(), 4U);
-  const std::vector<Run> first = ops::striped::runs_of(dealt, g, 0), second = ops::striped::runs_of(dealt, g, 1);
+  const Runs first = ops::striped::runs_of(dealt, g, 0), second = ops::striped::runs_of(dealt, g, 1);
   ASSERT_EQ(first.size(), 2U);
   EXPECT_EQ(first[1].part, 2);
   EXPECT_EQ(first[1].rows, 7);
