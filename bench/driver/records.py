@@ -51,7 +51,7 @@ def machine_name(row: dict) -> str:
     return machine.get("name") or machine.get("gpus") or f"{machine.get('cpu')}, {machine.get('cores')} cores"
 
 
-MIXED_LAUNCHES = ("moe",)  # workloads of which one case has competitors that are launched in different ways
+MIXED_LAUNCHES = ("moe", "striped")  # workloads of which one case has competitors that are launched in different ways
 
 
 def case_key(row: dict) -> tuple:
