@@ -264,9 +264,9 @@ def entrant(name: str, w: Workload) -> Entrant:
 def hidden(entrants: list[Entrant]) -> str:
     """What of the time that torch_library takes above the product `striped` does not."""
     us = {x.name: protocol.median(x.samples) for x in entrants if x.samples}
-    if not {"compute", "torch_library", "striped"} <= set(us):
+    if not {*NAMES[:2], "striped"} <= set(us):
         return ""
-    library, own, alone = us["torch_library"], us["striped"], us["compute"]
+    alone, library, own = us[NAMES[0]], us[NAMES[1]], us["striped"]
     return f"  striped / torch_library {own / library:.3f}, hidden {(library - own) / (library - alone):.2f}"
 
 

@@ -17,8 +17,8 @@ typedef struct ovl_striped ovl_striped;
 /* overlace::ops::StripedSpec. */
 typedef struct ovl_stripe_spec {
   size_t struct_size;
-  int64_t blocks;        /* of rows, each with one owner; 0: one for each rank */
-  int64_t rows, cols;    /* of a block */
+  int64_t blocks;        /* blocks of rows, each with one owner; 0: one for each rank */
+  int64_t rows, cols;    /* extents of a block */
   int32_t dtype;         /* enum ovl_dtype */
   int32_t is_batched;    /* 1: each block begins at a page edge; 0: all are one matrix */
   const int32_t* owners; /* a rank for each block; null: as many for each rank, in rank order */

@@ -92,21 +92,18 @@ def _spec_of(
     used_rows: Sequence[int] | None,
     name: str,
 ) -> _Spec:
-    def refuse(text: str) -> InvalidArgument:
-        return InvalidArgument(f"StripedTensor: {text}")
-
     def numbers(what: str, given: object, wanted: str) -> list[int]:
         if isinstance(given, Sequence) and all(isinstance(n, int) and 0 <= n < 1 << 40 for n in given):
             return list(given)
-        raise refuse(f"{what} is {given!r}, wanted {wanted}")
+        raise InvalidArgument(f"StripedTensor: {what} is {given!r}, wanted {wanted}")
 
     if not isinstance(name, str):
-        raise refuse(f"name is {name!r}, wanted a text")
+        raise InvalidArgument(f"StripedTensor: name is {name!r}, wanted a text")
     if dtype not in _DTYPES:
-        raise refuse(f"dtype is {dtype}, wanted one of {', '.join(map(str, _DTYPES))}")
+        raise InvalidArgument(f"StripedTensor: dtype is {dtype}, wanted one of {', '.join(map(str, _DTYPES))}")
     sizes = numbers("shape", shape, "two or three sizes")
     if len(sizes) not in (2, 3):
-        raise refuse(f"shape is {tuple(sizes)}, wanted two sizes, or three of a batch")
+        raise InvalidArgument(f"StripedTensor: shape is {tuple(sizes)}, wanted two sizes, or three of a batch")
     spec = _Spec(struct_size=c.sizeof(_Spec), dtype=_DTYPES[dtype], cols=sizes[-1], is_batched=len(sizes) == 3)
     ranks = None if owners is None else numbers("owners", owners, "ranks, one for each block")
     if spec.is_batched:
@@ -115,21 +112,27 @@ def _spec_of(
         spec.blocks = context.size if ranks is None else len(ranks)
         if spec.blocks == 0 or sizes[0] % spec.blocks != 0:
             each = -(-sizes[0] // max(spec.blocks, 1))
-            raise refuse(
-                f"shape is {tuple(sizes)}: {sizes[0]} rows, wanted a multiple of {spec.blocks} blocks; "
+            raise InvalidArgument(
+                f"StripedTensor: shape is {tuple(sizes)}: {sizes[0]} rows, wanted a multiple of {spec.blocks} blocks; "
                 f"({spec.blocks}, {each}, {sizes[1]}) with used_rows= has blocks of any length"
             )
         spec.rows = sizes[0] // spec.blocks
         if used_rows is not None:
-            raise refuse(f"used_rows is {used_rows}, wanted None where shape is {tuple(sizes)}, no batch")
+            raise InvalidArgument(
+                f"StripedTensor: used_rows is {used_rows}, wanted None where shape is {tuple(sizes)}, no batch"
+            )
     if ranks is not None:
         if len(ranks) != spec.blocks:
-            raise refuse(f"owners has {len(ranks)} entries, wanted {spec.blocks}: one for each block")
+            raise InvalidArgument(
+                f"StripedTensor: owners has {len(ranks)} entries, wanted {spec.blocks}: one for each block"
+            )
         spec.owners = (c.c_int32 * len(ranks))(*(min(rank, 1 << 30) for rank in ranks))
     if used_rows is not None:
         used = numbers("used_rows", used_rows, "rows, one number for each block")
         if len(used) != spec.blocks:
-            raise refuse(f"used_rows has {len(used)} entries, wanted {spec.blocks}: one for each block")
+            raise InvalidArgument(
+                f"StripedTensor: used_rows has {len(used)} entries, wanted {spec.blocks}: one for each block"
+            )
         spec.used = (c.c_int64 * len(used))(*used)
     return spec
 
@@ -186,7 +189,9 @@ class StripedTensor:
 
     def _open(self, what: str) -> c.c_void_p:
         if self._handle is None:
-            error = InvalidArgument(f"StripedTensor.{what}: '{self.name}' was closed before this call")
+            error = InvalidArgument(
+                f"StripedTensor.{what}: '{self.name}' was closed before this call, wanted one that is open"
+            )
             error.code = "closed"
             raise error
         return self._handle

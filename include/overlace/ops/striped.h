@@ -16,12 +16,12 @@ namespace overlace::ops {
 
 /// What a StripedMatrix is like, equal on all ranks.
 struct StripedSpec {
-  int64_t blocks = 0;  // of rows, each with one owner; 0: one for each rank
-  int64_t rows = 0;    // of a block
+  int64_t blocks = 0;  // blocks of rows, each with one owner; 0: one for each rank
+  int64_t rows = 0;    // rows of a block
   int64_t cols = 0;
   DType dtype = DType::bf16;
   bool is_batched = false;      // blocks begin at page edges, whatever they take; else all are one matrix
-  std::vector<int> owners{};    // of the blocks, ranks; empty: as many for each rank, in rank order
+  std::vector<int> owners{};    // ranks, one for each block; empty: as many for each rank, in rank order
   std::vector<int64_t> used{};  // rows of each block, its first ones, that are results; empty: all
 
   friend bool operator==(const StripedSpec&, const StripedSpec&) = default;

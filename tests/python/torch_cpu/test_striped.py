@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from pathlib import Path
 
@@ -280,3 +281,45 @@ def test_the_team_gives_its_memory_back():
 
 def _in_its_own(group):
     ends_with_its_team(group)
+
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "striped.md"
+
+
+def quantized(t):
+    """One scale: what the CPU's fp8 takes."""
+    return t.to(FP8), torch.tensor(1.0)
+
+
+def in_bf16(q, weight, _scale, _weight_scale, out_dtype, out=None):
+    a, b = q.to(BF16), weight.to(BF16)
+    return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
+
+
+def layers_of_the_guide(group, product):
+    """The layer before and after: the same rows on every rank."""
+    rank, size = group.rank(), group.size()
+    blocks = dict(re.findall(r"^```python title=(\w+)\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE))
+    before, after = ({"torch": torch, "overlace": overlace, "quantized": quantized} for _ in range(2))
+    exec(blocks["before"], before)
+    exec(blocks["after"], after)
+    rows, n, k = 16 * size, 128, 64
+    weight = whole(n, k, rank + 1, BF16)
+    with pytest.MonkeyPatch.context() as patch:
+        if product == "bf16":
+            patch.setattr(torch, "_scaled_mm", in_bf16)
+        old, new = before["Fp8RowParallel"](weight, group), after["Fp8RowParallel"](weight, group, rows)
+        for call in range(4):
+            x = whole(rows, k, 10 * call + rank, BF16)
+            assert_same(new(x), old(x))
+            everyone = [
+                whole(rows, k, 10 * call + r, torch.float64) @ whole(n, k, r + 1, torch.float64).t()
+                for r in range(size)
+            ]
+            assert_same(new(x), sum(part[rank * 16 : rank * 16 + 16] for part in everyone).to(BF16))
+    new.parts.close()
+
+
+@pytest.mark.parametrize("product", ["bf16", "fp8"])
+def test_the_guide(product):
+    run_ranks(2, layers_of_the_guide, product)
