@@ -50,7 +50,8 @@ class _Told(c.Structure):
 
 def _agree(context: Context, check: Callable[[], Any]) -> Any:
     """What `check` gives, once it has been given on all ranks; what it raises on one, all raise. Collective."""
-    mine, given, error = _Told(), None, None
+    mine, given = _Told(), None
+    error: Exception | None = None
     try:
         given = check()
     except Error as raised:
