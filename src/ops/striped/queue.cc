@@ -6,7 +6,6 @@
 #include "overlace/signal.h"
 #include "overlace/team.h"
 #include "src/ops/reduce/bodies.h"
-#include "src/ops/reduce/launch.h"
 #include "src/runtime/state.h"
 
 namespace overlace::ops::striped {
@@ -33,15 +32,7 @@ void copy_on_cpu(const TensorView& from, const TensorView& to) {
 base::Status meet(Channel& channel) { return is_gpu(channel) ? meet_on_gpu(channel) : meet_on_cpu(channel); }
 
 base::Status add(Channel& channel, const std::vector<TensorView>& sources, const TensorView& to) {
-#if defined(OVERLACE_HAS_CUDA)
-  if (is_gpu(channel))
-    return launch_reduce({.sources = sources.data(),
-                          .count = static_cast<int>(sources.size()),
-                          .bias = {},
-                          .dst = to,
-                          .cuda_stream = channel.stream().cuda_stream});
-#endif
-  (void)channel;
+  if (is_gpu(channel)) return add_on_gpu(channel, sources, to);
   sum_on_cpu({.sources = sources, .bias = {}, .dst = to});
   return {};
 }
@@ -55,6 +46,9 @@ base::Status copy(Channel& channel, const TensorView& from, const TensorView& to
 #if !defined(OVERLACE_HAS_CUDA)  // no channel has a GPU
 base::Status meet_on_gpu(Channel&) {
   return base::error(Errc::not_supported, "striped matrix: this build has no CUDA, wanted OVERLACE_CUDA=ON");
+}
+base::Status add_on_gpu(Channel& channel, const std::vector<TensorView>&, const TensorView&) {
+  return meet_on_gpu(channel);
 }
 base::Status copy_on_gpu(Channel& channel, const TensorView&, const TensorView&) { return meet_on_gpu(channel); }
 #endif

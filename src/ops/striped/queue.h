@@ -18,6 +18,7 @@ base::Status copy(Channel& channel, const TensorView& from, const TensorView& to
 
 /// The same on GPUs; builds without CUDA have none.
 base::Status meet_on_gpu(Channel& channel);
+base::Status add_on_gpu(Channel& channel, const std::vector<TensorView>& sources, const TensorView& to);
 base::Status copy_on_gpu(Channel& channel, const TensorView& from, const TensorView& to);
 
 }  // namespace overlace::ops::striped

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -283,7 +285,8 @@ def _in_its_own(group):
     ends_with_its_team(group)
 
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "striped.md"
+ROOT = Path(__file__).resolve().parents[3]
+GUIDE = ROOT / "docs" / "guides" / "striped.md"
 
 
 def quantized(t):
@@ -323,3 +326,29 @@ def layers_of_the_guide(group, product):
 @pytest.mark.parametrize("product", ["bf16", "fp8"])
 def test_the_guide(product):
     run_ranks(2, layers_of_the_guide, product)
+
+
+def test_the_bench_refuses_what_is_wrong(tmp_path):
+    sys.path[:0] = [str(ROOT / "bench" / "driver")]
+    import records
+    import schema
+
+    out = tmp_path / "r.jsonl"
+    names = ["compute", "torch_library", "striped", "overlace", "torch_wrong", "striped_graph"]
+    words = ["--set", "verify", "--competitors", ",".join(names), "--out", str(out)]
+    short = ["--repetitions", "2", "--burst-ms", "1", "--warm-s", "0"]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(ROOT / "bench/torch_striped.py")]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, *launcher, *words, *short]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = {(row["dtype"], row["competitor"]): row for row in records.read(out)}
+    status = {name: [rows[dtype, name]["status"] for dtype in ("bf16", "e4m3")] for name in names}
+    right = {name: ["ok", "ok"] for name in names[:3]}
+    unsupported = ["unsupported", "unsupported"]
+    rest = {"overlace": ["ok", "unsupported"], "torch_wrong": ["wrong", "wrong"], "striped_graph": unsupported}
+    assert status == right | rest
+    assert all("time_us" in rows[dtype, name] for dtype in ("bf16", "e4m3") for name in names[:3])
+    assert "time_us" not in rows["bf16", "torch_wrong"]
+    assert done.stdout.count("striped / torch_library") == 2 and rows["bf16", "striped"]["verify"]["ok"]
