@@ -79,6 +79,7 @@ PUBLIC = {
     "capi_gnn.h": "capi",
     "capi_moe.h": "capi",
     "capi_offload.h": "capi",
+    "capi_striped.h": "capi",
     "capi_tune.h": "capi",
     "capi_words.h": "capi",
 }

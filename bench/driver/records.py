@@ -52,7 +52,7 @@ def machine_name(row: dict) -> str:
 
 
 # Workloads of which one case has competitors that are launched in different ways.
-MIXED_LAUNCHES = ("moe", "embedding")
+MIXED_LAUNCHES = ("moe", "embedding", "striped")
 
 
 def case_key(row: dict) -> tuple:

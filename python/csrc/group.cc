@@ -118,6 +118,16 @@ int ovl_torch_moe_run_grad(const char* group, const ovl_moe* layer, const ovl_mo
   return on_channel(group, "moe_grad", [=](ovl_channel* channel) { return ovl_moe_run_grad(channel, layer, grad); });
 }
 
+int ovl_torch_stripe(const char* group, const ovl_stripe_spec* spec, const char* name, ovl_striped** striped) {
+  return on_channel(group, "striped", [=](ovl_channel* channel) { return ovl_stripe(channel, spec, name, striped); });
+}
+
+int ovl_torch_stripe_take(const char* group, ovl_striped* striped, int sums, const ovl_tensor* out) {
+  return on_channel(group, "striped", [=](ovl_channel*) {
+    return sums != 0 ? ovl_stripe_reduce_scatter(striped, *out) : ovl_stripe_all_to_all(striped, *out);
+  });
+}
+
 int ovl_torch_remove_group(const char* name) {
   const std::lock_guard lock(overlace_torch::table_mutex);
   return overlace_torch::table().erase(name) == 1 ? OVL_OK : OVL_INVALID_ARGUMENT;

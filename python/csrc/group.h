@@ -11,6 +11,7 @@
 
 #include "overlace/capi.h"
 #include "overlace/capi_moe.h"
+#include "overlace/capi_striped.h"
 #include "python/csrc/tensor_view.h"
 
 namespace overlace_torch {
@@ -59,4 +60,9 @@ __attribute__((visibility("default"))) int ovl_torch_moe_run(const char* group, 
                                                              int64_t* dropped);
 __attribute__((visibility("default"))) int ovl_torch_moe_run_grad(const char* group, const ovl_moe* layer,
                                                                   const ovl_moe_grad* grad);
+/// ovl_stripe, and ovl_stripe_reduce_scatter (`sums` 1) or ovl_stripe_all_to_all, likewise, for overlace/_striped.py.
+__attribute__((visibility("default"))) int ovl_torch_stripe(const char* group, const ovl_stripe_spec* spec,
+                                                            const char* name, ovl_striped** striped);
+__attribute__((visibility("default"))) int ovl_torch_stripe_take(const char* group, ovl_striped* striped, int sums,
+                                                                 const ovl_tensor* out);
 }

@@ -38,6 +38,7 @@ _OF_TORCH = [
     "Plan",
     "Problem",
     "Stats",
+    "StripedTensor",
     "Trace",
     "Tuned",
     "call",
@@ -78,6 +79,7 @@ if not _WHY_NO_TORCH:
     _library.operators()
     from overlace import ops
     from overlace._call import call
+    from overlace._striped import StripedTensor
     from overlace.context import Context, DeviceHandle, Stats, context_of, empty_symmetric, init
     from overlace.planning import Plan, Problem, Tuned, plan, tune
     from overlace.tracing import Trace, nvtx, trace
@@ -88,6 +90,7 @@ if not _WHY_NO_TORCH:
         "Plan",
         "Problem",
         "Stats",
+        "StripedTensor",
         "Trace",
         "Tuned",
         "call",

@@ -29,6 +29,7 @@ WANTED = (
     "plan::Planner::plan",
     "Context::open",
     "ops::run",
+    "ops::StripedMatrix::open",
     "put_signal",
     "environment_bootstrap",
 )

@@ -54,6 +54,6 @@ UNDER_TSAN = (
     *("ranks_barrier", "ranks_counters", "ranks_inbox", "ranks_litmus", "ranks_put", "ranks_signal", "ranks_stripe"),
     *("ranks_abort", "ranks_adopt", "ranks_context", "ranks_end_of_wait", "ranks_meeting", "ranks_team"),
     *("ranks_async_collective", "ranks_collective", "ranks_exec", "ranks_exec_memory", "ranks_plans", "ranks_traffic"),
-    *("ranks_known_problems", "ranks_unlike_calls", "ranks_warm_call"),
+    *("ranks_known_problems", "ranks_striped", "ranks_unlike_calls", "ranks_warm_call"),
     *("ranks_ag_gemm", "ranks_embedding_a2a", "ranks_gemm_ar", "ranks_moe"),
 )

@@ -42,6 +42,11 @@ def around_them(x: torch.Tensor, w: torch.Tensor, model: torch.nn.Module) -> Non
         assert_type(overlace.context_of(), overlace.Context)
     assert_type(overlace.plan("ag_gemm", 8, 4, 6, dtype=torch.float32).family, str)
     assert_type(overlace.empty_symmetric((2, 3)), torch.Tensor)
+    with overlace.StripedTensor((8, 6), torch.float32, owners=[0, 1]) as striped:
+        striped.run(lambda out: torch.mm(x, w, out=out), inputs=(x, w))
+        assert_type(striped.out, torch.Tensor)
+        assert_type(striped.reduce_scatter(dtype=torch.float32), torch.Tensor)
+        assert_type(striped.owned_rows, int)
     overlace.call("gemm_ar", {"a": x, "b": w, "out": x}, plan="library")
     assert_type(overlace.nn.ColumnParallelLinear(4, 4, plan="serial").forward(x), torch.Tensor)
     moe = overlace.nn.MoELayer(4, 8, 6, top_k=2)
