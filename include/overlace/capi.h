@@ -24,7 +24,7 @@ extern "C" {
 
 /* The version grows when a function is added or a struct grows. Programs that were compiled for a smaller version
  * must be compiled again. */
-#define OVL_API_VERSION 12
+#define OVL_API_VERSION 13
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -230,8 +230,9 @@ int ovl_barrier(ovl_channel* channel);
 
 enum ovl_dtype { OVL_FP64, OVL_FP32, OVL_FP16, OVL_BF16, OVL_E4M3, OVL_E5M2, OVL_I64, OVL_I32, OVL_I8, OVL_U8 };
 enum ovl_layout { OVL_NK = 0, OVL_KN = 1 };
-enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 }; /* overlace::spec::Activation */
-enum ovl_exchange { OVL_ROWS = 0, OVL_COLS = 1 };              /* overlace::spec::Exchange */
+enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 };                    /* overlace::spec::Activation */
+enum ovl_exchange { OVL_ROWS = 0, OVL_COLS = 1 };                                 /* overlace::spec::Exchange */
+enum ovl_scales { OVL_NO_SCALES = 0, OVL_TENSOR_SCALES = 1, OVL_ROW_SCALES = 2 }; /* overlace::spec::Scales */
 
 /* The problem that an operator solves (overlace::spec::OpSpec). M counts the rows of the whole team, N and K are as
  * one rank sees them. */
@@ -252,6 +253,7 @@ typedef struct ovl_op {
   int32_t exchange;           /* enum ovl_exchange; gemm_a2a and a2a_gemm only */
   int32_t num_blocks;         /* number of entries of blocks */
   const int64_t* blocks; /* OVL_COLS: the columns that travel, in blocks (overlace::spec::OpSpec); null: one block */
+  int32_t scales;        /* enum ovl_scales; not OVL_NO_SCALES if dtype is OVL_E4M3, and only then */
 } ovl_op;
 
 /* Gives all operators as JSON: arguments (name, role, shape), fields and families (overlace/operator.h). The text
