@@ -99,7 +99,7 @@ ops::CallArgs args_of(const Problem& p, const Operands8& x, const TensorView& ou
   return args;
 }
 
-/// Of the result of `rank`: its rows of the whole.
+/// Rows of the whole that the result of `rank` has.
 std::pair<int64_t, int64_t> rows_of(const Problem& p, int rank, int ranks) {
   if (!spec::stays_with_owner(p.op)) return {0, p.m};
   const std::vector<int64_t> off = spec::row_offsets(Operands8::spec_of(p, ranks));
@@ -131,7 +131,7 @@ Wanted wanted(const Problem& p, int rank, int ranks, int64_t seed) {
         const double scale = x.scale(x.a_scale, i) * weights.scale(weights.b_scale, j);
         const auto at = static_cast<size_t>(row * p.n + j);
         out.values[at] += scale * sum;
-        // Of fp32 sums each addition, and the partial sum, which is rounded to travel.
+        // Each addition of an fp32 sum rounds, and so does the partial sum that travels.
         out.allowed[at] += std::abs(scale) * terms * static_cast<double>(p.k) * 0x1p-24 + ulp * std::abs(scale * sum);
       }
     }

@@ -213,7 +213,7 @@ def gemm_rs_scaled(
     b, b_scale: as in ag_gemm_scaled.
     group, reduce_op, scatter_dim, row_offsets: as in gemm_rs.
     bias: (N) of out_dtype, or None, the same on all ranks: added once, after the sum.
-    out_dtype: bfloat16 (default), float16 or float32; partial sums travel in it, and are added in float32 in rank order.
+    out_dtype: bfloat16 (default), float16 or float32. Partial sums travel in it, and are added in float32.
     plan: as in ag_gemm_scaled.
 
     There is no gradient: backward raises Unsupported. Raises as ag_gemm.

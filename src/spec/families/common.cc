@@ -111,7 +111,7 @@ std::string scale_of(std::string_view buffer) { return std::string(buffer) + "_s
 
 namespace {
 
-/// Of the rows of a and the columns of b as they stand in the task; b is stored (N, K).
+/// Appends the scales of the rows of a and of the columns of b that the task reads; b is stored (N, K).
 void add_scales(Task* task, const OpSpec& op) {
   if (op.scales == Scales::none) return;
   task->params["scales"] = std::string(name_of(op.scales));

@@ -33,7 +33,7 @@ bool is_one_kernel(const FamilyDef& family) {
   return family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel;
 }
 
-/// Of what is wrong, the first finding of this check; empty if there is none.
+/// The first error of this check; empty if there is none.
 std::string finding(const Schedule& schedule, std::string_view code, bool covers = true) {
   CheckOptions options;
   options.coverage = covers;
@@ -80,7 +80,7 @@ TEST(Scales, OneKernelFamiliesAreRefusedWithBothSides) {
     }
 }
 
-std::string refusal(const OpSpec& op, const std::string& family = "serial", const Params& options = {}) {
+std::string scales_refusal(const OpSpec& op, const std::string& family = "serial", const Params& options = {}) {
   try {
     (void)make_schedule(op, family, 1, options);
   } catch (const Error& error) {
@@ -91,19 +91,20 @@ std::string refusal(const OpSpec& op, const std::string& family = "serial", cons
 
 TEST(Scales, ProblemsAreRefused) {
   OpSpec op = scaled("ag_gemm", 2, Scales::none);
-  EXPECT_NE(refusal(op).find("scales are none, wanted tensor or rows with operands of e4m3"), std::string::npos);
+  EXPECT_NE(scales_refusal(op).find("scales are none, wanted tensor or rows with operands of e4m3"), std::string::npos);
   op = scaled("ag_gemm", 2, Scales::rows), op.dtype = DType::bf16;
-  EXPECT_NE(refusal(op).find("scales are rows, wanted none with operands of bf16"), std::string::npos);
+  EXPECT_NE(scales_refusal(op).find("scales are rows, wanted none with operands of bf16"), std::string::npos);
   op = scaled("gemm_rs", 2, Scales::rows), op.k = 40;
-  EXPECT_NE(refusal(op).find("K is 40, wanted a multiple of 16 with operands of e4m3"), std::string::npos);
+  EXPECT_NE(scales_refusal(op).find("K is 40, wanted a multiple of 16 with operands of e4m3"), std::string::npos);
   op = scaled("gemm_ar", 2, Scales::tensor), op.b_layout = BLayout::kn;
-  EXPECT_NE(refusal(op).find("b_layout is kn, wanted nk with operands of e4m3"), std::string::npos);
+  EXPECT_NE(scales_refusal(op).find("b_layout is kn, wanted nk with operands of e4m3"), std::string::npos);
   op = scaled("ag_wgrad", 2, Scales::tensor);
-  EXPECT_NE(refusal(op).find("ag_wgrad takes no scales"), std::string::npos);
+  EXPECT_NE(scales_refusal(op).find("ag_wgrad takes no scales"), std::string::npos);
   const Params two_hosts = {{"hosts", int64_t{2}}};
-  EXPECT_NE(refusal(scaled("ag_gemm", 4, Scales::rows), "serial", two_hosts).find("with hosts 2, wanted a flat family"),
+  EXPECT_NE(scales_refusal(scaled("ag_gemm", 4, Scales::rows), "serial", two_hosts)
+                .find("with hosts 2, wanted a flat family"),
             std::string::npos);
-  EXPECT_EQ(refusal(scaled("ag_gemm", 4, Scales::tensor), "serial", two_hosts), "");
+  EXPECT_EQ(scales_refusal(scaled("ag_gemm", 4, Scales::tensor), "serial", two_hosts), "");
 }
 
 TEST(Scales, ChecksFindWhatIsWrongWithThem) {
