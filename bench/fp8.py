@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import torch_competitors as wide  # noqa: E402  (before torch: it switches multicast off)
-from torch_entrants import Bench, Call, Entrant, Missing, enter, parsed, relative, without_torch  # noqa: E402
+from torch_entrants import Bench, Call, Entrant, Missing, enter, parsed, relative, spoiled, without_torch  # noqa: E402
 
 try:
     import torch
@@ -168,6 +168,7 @@ COMPETITORS: dict[str, Callable[[Workload], Call]] = {
     "torch_async_tp": torch_async_tp,
     "auto": lambda w: overlace_scaled(w, ""),
     **{plan: lambda w, plan=plan: overlace_scaled(w, plan) for plan in ("library", *FAMILIES)},
+    "wrong": lambda w: spoiled(overlace_scaled(w, "library")),  # one element changed: it must be refused
     "bf16_auto": lambda w: overlace_wide(w, ""),
     "bf16_library": lambda w: overlace_wide(w, "library"),
 }

@@ -247,7 +247,7 @@ typedef struct ovl_op {
   int32_t activation;         /* enum ovl_activation; ag_gemm only */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: torch.tensor_split of m */
   const int64_t* splits;      /* gemm_a2a, a2a_gemm: ranks x ranks entries, which sum to m: s * ranks + d has the rows
-                                 from rank s to d; null: torch.tensor_split of each rank's; OVL_COLS: each rank's rows */
+                                 from rank s to d; null: torch.tensor_split of each's; OVL_COLS: each rank's rows */
   int32_t exchange;           /* enum ovl_exchange; gemm_a2a and a2a_gemm only */
   int32_t num_blocks;         /* number of entries of blocks */
   const int64_t* blocks; /* OVL_COLS: the columns that travel, in blocks (overlace::spec::OpSpec); null: one block */
