@@ -229,7 +229,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
                    .row_offsets = offsets_of(op->row_offsets, op->ranks)};
   out.scales = static_cast<spec::Scales>(op->scales);
   if (const std::string why = spec::scales_problem(*spec::find_operator(name), out); !why.empty())
-    return base::invalid_argument("{}: op.{}", call, why);
+    return base::invalid_argument("{}: op: {}", call, why);
   OVERLACE_TRY(read_exchange(call, *op, &out));
   if (const std::vector<int64_t>& off = out.row_offsets;
       !off.empty() && (off.front() != 0 || off.back() != op->m || !std::is_sorted(off.begin(), off.end())))

@@ -259,6 +259,12 @@ static void test_schedules(fixture* f) {
   op.num_blocks = 2;
   INVALID("ovl_schedule_make: op.blocks[1] is 0, wanted a multiple of 1 above 0: as many columns for each rank",
           ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.dtype = OVL_E4M3;
+  INVALID("ovl_schedule_make: op: scales are none, wanted tensor or rows with operands of e4m3",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op.scales = 3;
+  INVALID("ovl_schedule_make: op.scales is 3, wanted 0 (none), 1 (tensor) or 2 (rows)",
+          ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
   EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 104, wanted 112 (OVL_API_VERSION 13)",
                ovl_schedule_make(&op, "library", 1, &made));

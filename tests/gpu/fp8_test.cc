@@ -242,6 +242,33 @@ TEST_F(GpuFp8, WhatCublasLtCannotMultiplyIsRefusedBeforeAnythingMoves) {
   EXPECT_EQ(failure, "");
 }
 
+/// A call that was right before is not begun where an operand lies between the 16 bytes that its tiles load.
+TEST_F(GpuFp8, OperandsBetween16BytesAreRefusedInEveryCall) {
+  const std::string failure = on_ranks(1, [](Runtime& runtime, cudaStream_t stream) {
+    Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
+    ScaledSite site({.op = "gemm_rs"}, channel);
+    const spec::Schedule schedule = spec::make_schedule(site.op(), "serial");
+    site.run(schedule);
+    ops::CallArgs args = site.args();
+    args.tensors[0].data = static_cast<char*>(args.tensors[0].data) + 8;
+    args.tensors[0].sizes[0] -= 1;
+    spec::OpSpec op = site.op();
+    op.m -= 1;
+    args.tensors[2].sizes[0] -= 1;
+    try {
+      ops::call(channel, *spec::find_operator("gemm_rs"), args, spec::make_schedule(op, "serial"));
+      throw std::runtime_error("an operand 8 bytes behind a multiple of 16 was multiplied");
+    } catch (const Unsupported& error) {
+      if (std::string_view(error.what()).find("a at an address 8 past a multiple of 16") == std::string_view::npos)
+        throw;
+    }
+    site.run(schedule);
+    runtime.synchronize();
+    require(site.mismatch(), "the call behind a refused one");
+  });
+  EXPECT_EQ(failure, "");
+}
+
 /// Against fp64 of the quantised operands: what two levels of accumulation leave, which bf16 results hide.
 TEST_F(GpuFp8, ProductsOfNormalNumbersAreNearFp64) {
   constexpr int64_t kM = 64, kN = 96, kK = 4096;
