@@ -120,6 +120,8 @@ inline bool takes_scales(const OperatorDef& op) {
 }
 /// Bytes of an element of fp8, whose products want rows of a multiple of so many elements.
 inline constexpr int64_t kFp8Columns = 16;
+/// Rows whose scales fill 16 bytes, at which chunks begin unless they are told otherwise.
+inline constexpr int64_t kScaleRows = 4;
 /// Whether a task of kind reduce also normalizes the rows that it makes: parameter "norm".
 inline bool has_norm(const Task& task) {
   const auto it = task.params.find("norm");

@@ -80,6 +80,7 @@ FamilyOptions check_options(const OpSpec& op, const OperatorDef& def, const Fami
   FamilyOptions out;
   out.degree = family.has_degree ? degree : 1;
   if (op.scales != Scales::none) out.align_columns = kFp8Columns;
+  if (op.scales == Scales::rows) out.align = kScaleRows;
   if (family.set_defaults != nullptr) family.set_defaults(op, &out);
   for (const auto& [name, value] : options) {
     if (name == "credits") {

@@ -380,8 +380,9 @@ static void test_arguments_by_name(fixture* f) {
   args[3].name = "b";
   INVALID("ag_gemm: b is given twice", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3].name = "d";
-  INVALID("ag_gemm: no argument is called 'd', wanted a_shard, b, c, bias, a, row_offsets or activation",
-          ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  INVALID(
+      "ag_gemm: no argument is called 'd', wanted a_shard, b, c, bias, a, a_scale, b_scale, row_offsets or activation",
+      ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3].name = NULL;
   INVALID("ag_gemm: args[3].name is null, wanted an argument's name", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3] = ovl_text_arg("activation", NULL);

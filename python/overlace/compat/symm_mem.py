@@ -6,6 +6,8 @@ place of torch's enable_symm_mem_for_group. "avg" and "sum" are the reductions t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from overlace import ops
@@ -73,7 +75,12 @@ def fused_all_gather_scaled_matmul(
 
     Scales of rows are those of this rank's rows; sums are always those of slow accumulation."""
     name = "fused_all_gather_scaled_matmul"
-    lists = {"B_scales": B_scales, "biases": biases, "result_scales": result_scales, "out_dtypes": out_dtypes}
+    lists: dict[str, Sequence[object]] = {
+        "B_scales": B_scales,
+        "biases": biases,
+        "result_scales": result_scales,
+        "out_dtypes": out_dtypes,
+    }
     for what, listed in lists.items():
         if len(listed) != len(Bs):
             raise InvalidArgument(f"{name}: {len(listed)} {what} for {len(Bs)} Bs, wanted as many")

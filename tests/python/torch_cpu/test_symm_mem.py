@@ -121,6 +121,16 @@ def test_scaled_ones_give_no_fp8(name):
             assert caught.value.code == "not_supported"
 
 
+def test_lists_of_other_lengths_are_refused():
+    a, scale = torch.ones(16, 16, dtype=torch.float8_e4m3fn), torch.ones(())
+    with pytest.raises(errors.InvalidArgument, match="2 biases for 1 Bs, wanted as many"):
+        symm_mem.fused_all_gather_scaled_matmul(
+            a, [a], scale, [scale], 0, "tp", [None, None], [None], [torch.bfloat16], [False]
+        )
+    with pytest.raises(errors.InvalidArgument, match="Bs is empty, wanted one matrix or more"):
+        symm_mem.fused_all_gather_scaled_matmul(a, [], scale, [], 0, "tp", [], [], [], [])
+
+
 def test_the_module_defines_what_it_lists():
     for schema in symm_mem.SCHEMAS:
         assert hasattr(torch.ops.overlace, schema.partition("(")[0])

@@ -30,7 +30,9 @@ def quantised(t, kind, dim):
 
 
 def drawn(rows, columns, seed):
-    return torch.randn(rows, columns, generator=torch.Generator("cuda").manual_seed(seed))
+    return torch.randn(
+        rows, columns, generator=torch.Generator(f"cuda:{torch.cuda.current_device()}").manual_seed(seed)
+    )
 
 
 def operands(m, n, k, kind, rank):
