@@ -151,7 +151,7 @@ def operators_part(library: Path) -> str:
     for op in json.loads(text.value):
         lines = [f"## {op['name']}", "", op["summary"] + ".", "", "| argument | | shape | |", "|---|---|---|---|"]
         for a in op["args"]:
-            kind = "optional" if a["role"] in ("bias", "gathered") else a["role"]
+            kind = "optional" if a["role"] in ("bias", "gathered", "scale") else a["role"]
             layout = "; stored either way round" if a["has_layout"] else ""
             shape = f"({', '.join(a['shape'])})"
             if "shape_of_cols" in a:

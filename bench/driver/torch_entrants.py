@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[int], "torch.Tensor"]  # of one call on operand set i
 ROTATED_BYTES = 2 * 60_000_000  # twice the L2 of an H200
-ULP = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23, "e4m3": 2.0**-8}  # e4m3: of results, in bf16
+ULP = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23, "e4m3": 2.0**-8}  # of results; those of e4m3 are bf16
 LARGEST_RMS_ERROR = 0.01
 
 

@@ -207,7 +207,7 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
   }
   const auto of = [this](int set) -> const Set& { return sets_[static_cast<size_t>(set)]; };
   const auto vendor = [this, g, of](int set) {
-    return blas_->run(g, of(set).whole, of(set).b, nullptr, of(set).c, 0, stream_);
+    return blas_->run(g, {.a = of(set).whole, .b = of(set).b, .c = of(set).c}, 0, stream_);
   };
   const auto own = [this, prepared](bool early) {
     return [this, prepared, early](int set) {
@@ -250,9 +250,9 @@ base::Status FusedRank::library(int set, const exec::LtGemm& gemm, NetEngine& ne
   const StreamRef stream = StreamRef::cuda(stream_);
   if (is_gather()) {
     net.all_gather(s.shard, gathered, static_cast<size_t>(rows() * case_.k), DType::bf16, stream);
-    return blas_->run(gemm, gathered, s.b, nullptr, s.c, 0, stream_);
+    return blas_->run(gemm, {.a = gathered, .b = s.b, .c = s.c}, 0, stream_);
   }
-  OVERLACE_TRY(blas_->run(gemm, s.whole, s.b, nullptr, s.c, 0, stream_));
+  OVERLACE_TRY(blas_->run(gemm, {.a = s.whole, .b = s.b, .c = s.c}, 0, stream_));
   net.reduce_scatter(s.c, s.out, static_cast<size_t>(rows() * case_.n), DType::bf16, stream);
   return {};
 }

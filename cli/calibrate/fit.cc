@@ -547,7 +547,7 @@ Machine as_priors(Machine machine) {
   const auto prior = [](auto&... one) { ((one.source = Source::prior), ...); };
   for (spec::GemmTile& tile : machine.gemm.tiles) prior(tile.wave_us, tile.k_ns);
   auto& g = machine.gemm;
-  prior(g.start_us, g.sustained_TFLOPs, g.stream_GBps, g.sm_stream_GBps, g.unaligned_rows, g.empty_rows);
+  prior(g.start_us, g.sustained_TFLOPs, g.stream_GBps, g.sm_stream_GBps, g.unaligned_rows, g.empty_rows, g.fp8_speedup);
   auto& c = machine.copy;
   prior(c.pair_us, c.local_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us,
         c.out_of_step, c.most_grouped);

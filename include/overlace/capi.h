@@ -230,9 +230,9 @@ int ovl_barrier(ovl_channel* channel);
 
 enum ovl_dtype { OVL_FP64, OVL_FP32, OVL_FP16, OVL_BF16, OVL_E4M3, OVL_E5M2, OVL_I64, OVL_I32, OVL_I8, OVL_U8 };
 enum ovl_layout { OVL_NK = 0, OVL_KN = 1 };
-enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 }; /* overlace::spec::Activation */
-enum ovl_exchange { OVL_ROWS = 0, OVL_COLS = 1 };              /* overlace::spec::Exchange */
-
+enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 };                    /* overlace::spec::Activation */
+enum ovl_exchange { OVL_ROWS = 0, OVL_COLS = 1 };                                 /* overlace::spec::Exchange */
+enum ovl_scales { OVL_NO_SCALES = 0, OVL_TENSOR_SCALES = 1, OVL_ROW_SCALES = 2 }; /* overlace::spec::Scales */
 /* The problem that an operator solves (overlace::spec::OpSpec). M counts the rows of the whole team, N and K are as
  * one rank sees them. */
 typedef struct ovl_op {
@@ -246,12 +246,12 @@ typedef struct ovl_op {
   int32_t has_a;              /* 0 or 1: the received rows are a result too (ag_gemm, ag_wgrad, a2a_gemm) */
   int32_t activation;         /* enum ovl_activation; ag_gemm only */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: torch.tensor_split of m */
-  const int64_t* splits;      /* gemm_a2a, a2a_gemm: ranks x ranks entries, which sum to m; entry s * ranks + d counts
-                                 the rows from rank s to rank d; null: torch.tensor_split of each rank's rows. With
-                                 OVL_COLS: ranks entries, the rows of each rank */
+  const int64_t* splits;      /* gemm_a2a, a2a_gemm: ranks x ranks entries, which sum to m: s * ranks + d has the rows
+                                 from rank s to d; null: torch.tensor_split of each's; OVL_COLS: each rank's rows */
   int32_t exchange;           /* enum ovl_exchange; gemm_a2a and a2a_gemm only */
   int32_t num_blocks;         /* number of entries of blocks */
   const int64_t* blocks; /* OVL_COLS: the columns that travel, in blocks (overlace::spec::OpSpec); null: one block */
+  int32_t scales;        /* enum ovl_scales; not OVL_NO_SCALES if dtype is OVL_E4M3, and only then */
 } ovl_op;
 
 /* Gives all operators as JSON: arguments (name, role, shape), fields and families (overlace/operator.h). The text

@@ -94,6 +94,7 @@ struct Machine {
     // begin with a sector of memory (32 bytes). A tile takes 1 + empty_rows times the square of its share of empty
     // rows.
     Figure unaligned_rows, empty_rows;
+    Figure fp8_speedup = {1.8};  // how many times as fast operands of one byte are multiplied as the tiles' are
     bool operator==(const Gemm&) const = default;
   } gemm = {};
 

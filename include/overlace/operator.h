@@ -64,9 +64,11 @@ struct FamilyDef {
 
 /// The role of an argument. `bias` is an input that exists if OpSpec::bias is true. `gathered` is an output that exists
 /// if OpSpec::gathered is true: the rows of the first input of all ranks are copied there. It is no buffer of
-/// schedules. `data` is an input that is no buffer of schedules either, as its extent may differ from call to call and
-/// from rank to rank: the operator checks it (check_data) and its body reads it (HostTask::tensors).
-enum class Role { input, output, bias, gathered, data };
+/// schedules. `scale` is an input of fp32 that exists unless OpSpec::scales is none: with `rows` it has the shape that
+/// Arg says, with `tensor` one element. `data` is an input that is no buffer of schedules either, as its extent may
+/// differ from call to call and from rank to rank: the operator checks it (check_data) and its body reads it
+/// (HostTask::tensors).
+enum class Role { input, output, bias, gathered, data, scale };
 
 /// The shape of an argument, as Arg has it.
 struct ArgShape {

@@ -181,6 +181,10 @@ enum class Activation { none, swiglu };
 /// then has them of all rows; or the reverse.
 enum class Exchange { rows, cols };
 
+/// What the sums of products are multiplied by, in fp32 numbers: `tensor` is one number for A and one for B, `rows` one
+/// for each row of A and one for each column of B.
+enum class Scales { none, tensor, rows };
+
 /// The problem that an operator solves, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, and K is
 /// local for gemm_rs and gemm_ar. In ag_wgrad C (K, N) is the gathered A (M, K), transposed, times B, without bias. In
 /// gemm_a2a and a2a_gemm M is the sum of all ranks' rows; if columns are exchanged, N and K are those of B, and what
@@ -203,6 +207,7 @@ struct OpSpec {
   std::vector<int64_t> blocks = {};          // for cols: the columns that travel, N of gemm_a2a and K of a2a_gemm, in
                                              // blocks; each is a multiple of ranks and dealt by itself. Empty: one
   Params fields = {};                        // what OperatorDef::fields names
+  Scales scales = Scales::none;              // not none where dtype is e4m3, and there alone
   bool operator==(const OpSpec&) const = default;
   /// Returns the problem as text: "ag_gemm M 8192 N 2560 K 8192 G 4 bf16".
   std::string to_string() const;

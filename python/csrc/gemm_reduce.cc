@@ -33,21 +33,6 @@ std::vector<ovl_arg> args_of(std::string_view op, const Operands& x, const ovl_t
   return args;
 }
 
-int64_t rows_of_rank(const Group& group, const Tensor& a, const std::vector<int64_t>& row_offsets) {
-  check_row_offsets(group, "gemm_rs", row_offsets);
-  if (row_offsets.empty()) {
-    if (a.size(0) % group.size != 0)
-      refuse("gemm_rs: a is " + shape_of(a) + ", scatter_dim 0: " + std::to_string(a.size(0)) +
-             ", wanted a multiple of " + std::to_string(group.size) + " ranks; row_offsets split it otherwise");
-    return a.size(0) / group.size;
-  }
-  if (row_offsets.back() != a.size(0))
-    refuse("gemm_rs: a is " + shape_of(a) + ", row_offsets end with " + std::to_string(row_offsets.back()) +
-           ", wanted " + std::to_string(a.size(0)));
-  const auto rank = static_cast<size_t>(group.rank);
-  return row_offsets[rank + 1] - row_offsets[rank];
-}
-
 Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, StringHandle given_reduce_op,
                int64_t scatter_dim, StringHandle given_group, std::optional<ScalarType> out_dtype,
                StringHandle given_activation, const std::vector<int64_t>& row_offsets, StringHandle given_plan) {
@@ -60,7 +45,7 @@ Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   if (scatter_dim != 0)
     fail(OVL_NOT_SUPPORTED, std::string(op) + ": scatter_dim is " + std::to_string(scatter_dim) +
                                 " of a matrix; rows (0) can be scattered, columns of the result cannot yet");
-  const int64_t rows = rows_of_rank(*group, a, row_offsets);
+  const int64_t rows = rows_of_rank(*group, op, a, row_offsets);
   Tensor out = new_matrix(a, rows, b.size(1), out_dtype.value_or(a.scalar_type()));
 
   run(*group, op.data(), args_of(op, x, view_of({op, "out_dtype"}, out)), {row_offsets, plan.c_str()});

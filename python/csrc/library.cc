@@ -12,6 +12,15 @@ STABLE_TORCH_LIBRARY(overlace, m) {
   m.def(
       "gemm_rs(Tensor a, Tensor b, Tensor? bias, str reduce_op, int scatter_dim, str group, *, "
       "ScalarType? out_dtype=None, str activation=\"none\", int[] row_offsets=[], str plan=\"\") -> Tensor");
+  m.def(
+      "ag_gemm_scaled(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor? bias, int gather_dim, str group, *, "
+      "bool return_a=False, ScalarType? out_dtype=None, int[] row_offsets=[], str plan=\"\") -> (Tensor, Tensor)");
+  m.def(
+      "gemm_rs_scaled(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor? bias, str reduce_op, "
+      "int scatter_dim, str group, *, ScalarType? out_dtype=None, int[] row_offsets=[], str plan=\"\") -> Tensor");
+  m.def(
+      "gemm_ar_scaled(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor? bias, str reduce_op, str group, *, "
+      "ScalarType? out_dtype=None, str plan=\"\") -> Tensor");
   m.def("gemm_ar(Tensor a, Tensor b, Tensor? bias, str reduce_op, str group, *, str plan=\"\") -> Tensor");
   m.def(
       "gemm_ar_norm(Tensor a, Tensor b, Tensor residual, Tensor norm_weight, Tensor? bias, float eps, str group, *, "

@@ -75,6 +75,22 @@ void check_operands(const Group& group, std::string_view op, const Tensor& a, co
   if (bias.has_value()) check_bias({op, "bias"}, *bias, b.size(1));
 }
 
+int64_t rows_of_rank(const Group& group, std::string_view op, const Tensor& a,
+                     const std::vector<int64_t>& row_offsets) {
+  check_row_offsets(group, op, row_offsets);
+  if (row_offsets.empty()) {
+    if (a.size(0) % group.size != 0)
+      refuse(std::string(op) + ": a is " + shape_of(a) + ", scatter_dim 0: " + std::to_string(a.size(0)) +
+             ", wanted a multiple of " + std::to_string(group.size) + " ranks; row_offsets split it otherwise");
+    return a.size(0) / group.size;
+  }
+  if (row_offsets.back() != a.size(0))
+    refuse(std::string(op) + ": a is " + shape_of(a) + ", row_offsets end with " + std::to_string(row_offsets.back()) +
+           ", wanted " + std::to_string(a.size(0)));
+  const auto rank = static_cast<size_t>(group.rank);
+  return row_offsets[rank + 1] - row_offsets[rank];
+}
+
 void check_activation(std::string_view op, std::string_view activation, bool has_swiglu) {
   if (activation == "none" || (has_swiglu && activation == "swiglu")) return;
   fail(OVL_NOT_SUPPORTED, std::string(op) + ": activation is '" + std::string(activation) + "', only 'none'" +

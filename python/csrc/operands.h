@@ -33,6 +33,8 @@ void check_bias(const Argument& argument, const Tensor& bias, int64_t n);
 /// in check_factors.
 void check_operands(const Group& group, std::string_view op, const Tensor& a, const Tensor& b,
                     const std::optional<Tensor>& bias, int64_t parts = 1);
+/// Rows of a's product that are this rank's: those of row_offsets, else an equal part.
+int64_t rows_of_rank(const Group& group, std::string_view op, const Tensor& a, const std::vector<int64_t>& row_offsets);
 /// What is not there yet is refused, not ignored: all but "none", and "swiglu" where the operator `has_swiglu`.
 void check_activation(std::string_view op, std::string_view activation, bool has_swiglu);
 /// Whether it is "avg"; else it must be "sum".

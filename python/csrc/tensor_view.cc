@@ -97,10 +97,13 @@ Tensor with_either_contiguous(const Tensor& t) {
   return wants_alignment(t, 1) ? torch::stable::transpose(copied(torch::stable::transpose(t, 0, 1)), 0, 1) : t;
 }
 
-ovl_tensor view_of(const Argument& argument, const Tensor& t) {
+namespace {
+
+/// A matrix whose elements are of `dtype`.
+ovl_tensor matrix_of(const Tensor& t, int dtype) {
   ovl_tensor view{};
   view.data = t.data_ptr();
-  view.dtype = dtype_of(argument, t.scalar_type());
+  view.dtype = dtype;
   view.ndim = 2;
   for (int i = 0; i < 2; ++i) view.sizes[i] = t.size(i), view.strides[i] = t.stride(i);
   if (has_rows(t)) {
@@ -112,6 +115,14 @@ ovl_tensor view_of(const Argument& argument, const Tensor& t) {
   }
   return view;
 }
+
+}  // namespace
+
+ovl_tensor view_of(const Argument& argument, const Tensor& t) {
+  return matrix_of(t, dtype_of(argument, t.scalar_type()));
+}
+
+ovl_tensor fp8_view_of(const Tensor& t) { return matrix_of(t, OVL_E4M3); }
 
 ovl_tensor vector_of(const Argument& argument, const Tensor& t) {
   return t.numel() == 0 ? ovl_tensor{} : given_vector_of(argument, t);

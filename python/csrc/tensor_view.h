@@ -84,6 +84,8 @@ Tensor with_contiguous_rows(const Tensor& t);
 Tensor with_either_contiguous(const Tensor& t);
 /// Dimensions of one element get the strides of a matrix without gaps; torch leaves any there.
 ovl_tensor view_of(const Argument& argument, const Tensor& t);
+/// Likewise of float8_e4m3fn.
+ovl_tensor fp8_view_of(const Tensor& t);
 /// A vector; not there without elements.
 ovl_tensor vector_of(const Argument& argument, const Tensor& t);
 /// A vector that may have no elements.

@@ -92,6 +92,7 @@ class Op(_Sized):
         ("exchange", c.c_int32),
         ("num_blocks", c.c_int32),
         ("blocks", c.c_void_p),
+        ("scales", c.c_int32),
     )
 
 

@@ -13,10 +13,11 @@ from overlace._library import Op, call, handle, text
 from overlace.context import context_of
 from overlace.errors import InvalidArgument
 
-_DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+_DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.float8_e4m3fn: 4}
 _LAYOUTS = {"nk": 0, "kn": 1}
 _ACTIVATIONS = {"none": 0, "swiglu": 1}
 _EXCHANGES = {"rows": 0, "cols": 1}
+_SCALES = {"none": 0, "tensor": 1, "rows": 2}
 LIBRARY_FAMILY = "library"  # the first family of every operator
 
 
@@ -29,6 +30,7 @@ class Problem:
     b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous, as those of `dys` of ag_wgrad are.
     activation: of ag_gemm where the operator does it: "none" or "swiglu".
     exchange, blocks: of gemm_a2a and a2a_gemm; with "cols", n and k are those of b.
+    scales: "tensor" or "rows" where dtype is float8_e4m3fn, whose out_dtype is bfloat16 where it is None.
     """
 
     op: str
@@ -43,26 +45,30 @@ class Problem:
     activation: str = "none"
     exchange: str = "rows"
     blocks: Sequence[int] = ()
+    scales: str = "none"
 
     def _struct(self, call_name: str, ranks: int) -> tuple[Op, object]:
         """ovl_op, and what it points to."""
         for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
             if not isinstance(size, int):
                 raise InvalidArgument(f"{call_name}: {name} is {size!r}, wanted an integer")
-        for name, dtype in (("dtype", self.dtype), ("out_dtype", self.out_dtype or self.dtype)):
+        is_fp8 = self.dtype == torch.float8_e4m3fn
+        out_dtype = self.out_dtype or (torch.bfloat16 if is_fp8 else self.dtype)
+        for name, dtype in (("dtype", self.dtype), ("out_dtype", out_dtype)):
             if dtype not in _DTYPES:
                 raise InvalidArgument(f"{call_name}: {name} is {dtype!r}, wanted one of {', '.join(map(str, _DTYPES))}")
         for name, given, known in (
             ("b_layout", self.b_layout, _LAYOUTS),
             ("activation", self.activation, _ACTIVATIONS),
             ("exchange", self.exchange, _EXCHANGES),
+            ("scales", self.scales, _SCALES),
         ):
             if given not in known:
                 raise InvalidArgument(f"{call_name}: {name} is '{given}', wanted one of {', '.join(known)}")
         out = Op(name=self.op.encode(), m=self.m, n=self.n, k=self.k, ranks=ranks)
-        out.dtype, out.out_dtype = _DTYPES[self.dtype], _DTYPES[self.out_dtype or self.dtype]
+        out.dtype, out.out_dtype = _DTYPES[self.dtype], _DTYPES[out_dtype]
         out.b_layout, out.has_bias, out.has_a = _LAYOUTS[self.b_layout], int(self.bias), int(self.return_a)
-        out.activation = _ACTIVATIONS[self.activation]
+        out.activation, out.scales = _ACTIVATIONS[self.activation], _SCALES[self.scales]
         listed = (c.c_int64 * len(self.blocks))(*self.blocks)
         out.exchange, out.num_blocks = _EXCHANGES[self.exchange], len(self.blocks)
         out.blocks = c.addressof(listed) if self.blocks else None
@@ -99,11 +105,12 @@ def plan(
     activation: str = "none",
     exchange: str = "rows",
     blocks: Sequence[int] = (),
+    scales: str = "none",
 ) -> Plan:
     """What `plan=""` means for a call of `op` on the ranks of `group`. The other arguments are those of `Problem`."""
     context = context_of(group)
     problem, _listed = Problem(
-        op, m, n, k, dtype, out_dtype, b_layout, bias, return_a, activation, exchange, blocks
+        op, m, n, k, dtype, out_dtype, b_layout, bias, return_a, activation, exchange, blocks, scales
     )._struct("plan", context.size)
     schedule = handle("ovl_schedule_choose", context._runtime, c.byref(problem))
     try:

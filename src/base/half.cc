@@ -82,6 +82,35 @@ uint16_t float_to_fp16(float value) {
   return static_cast<uint16_t>(sign | half);
 }
 
+float e4m3_to_float(uint8_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x80u) << 24;
+  const uint32_t magnitude = bits & 0x7Fu;
+  uint32_t out;
+  if (magnitude == 0x7Fu) {
+    out = kInfinity32 | 0x400000u;  // quiet
+  } else if (magnitude < 8) {
+    out = std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-9f);
+  } else {
+    out = (magnitude << 20) + (120u << 23);
+  }
+  return std::bit_cast<float>(sign | out);
+}
+
+uint8_t float_to_e4m3(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits & kSign32) >> 24;
+  const uint32_t magnitude = bits & ~kSign32;
+  uint32_t out;
+  if (magnitude > 0x43E80000u) {  // > 464, half way from 448 to the 480 that is not there
+    out = 0x7Fu;
+  } else if (magnitude < 0x3C800000u) {  // < 2^-6: the sum's last place is 2^-9, the subnormals' unit
+    out = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
+  } else {
+    out = (magnitude + 0x7FFFFu + ((magnitude >> 20) & 1u) - (120u << 23)) >> 20;
+  }
+  return static_cast<uint8_t>(sign | out);
+}
+
 double load_element(const void* data, DType dtype, int64_t i) {
   switch (dtype) {
     case DType::fp64:
@@ -92,6 +121,8 @@ double load_element(const void* data, DType dtype, int64_t i) {
       return static_cast<double>(fp16_to_float(load_as<uint16_t>(data, i)));
     case DType::bf16:
       return static_cast<double>(bf16_to_float(load_as<uint16_t>(data, i)));
+    case DType::e4m3:
+      return static_cast<double>(e4m3_to_float(load_as<uint8_t>(data, i)));
     default:
       not_floating(dtype);
   }
@@ -107,6 +138,8 @@ void store_element(void* data, DType dtype, int64_t i, double value) {
       return store_as(data, i, float_to_fp16(round_to_odd(value)));
     case DType::bf16:
       return store_as(data, i, float_to_bf16(round_to_odd(value)));
+    case DType::e4m3:
+      return store_as(data, i, float_to_e4m3(round_to_odd(value)));
     default:
       not_floating(dtype);
   }
@@ -126,6 +159,9 @@ void convert_to_float(const void* src, DType dtype, float* dst, int64_t n) {
     case DType::bf16:
       for (int64_t i = 0; i < n; ++i) dst[i] = bf16_to_float(load_as<uint16_t>(src, i));
       return;
+    case DType::e4m3:
+      for (int64_t i = 0; i < n; ++i) dst[i] = e4m3_to_float(load_as<uint8_t>(src, i));
+      return;
     default:
       not_floating(dtype);
   }
@@ -144,6 +180,9 @@ void convert_from_float(const float* src, void* dst, DType dtype, int64_t n) {
       return;
     case DType::bf16:
       for (int64_t i = 0; i < n; ++i) store_as(dst, i, float_to_bf16(src[i]));
+      return;
+    case DType::e4m3:
+      for (int64_t i = 0; i < n; ++i) store_as(dst, i, float_to_e4m3(src[i]));
       return;
     default:
       not_floating(dtype);

@@ -1,4 +1,4 @@
-// Host conversions of 16-bit floats, round to nearest even.
+// Host conversions of floats of 16 and 8 bits, round to nearest even.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,12 @@ uint16_t float_to_bf16(float value);
 float fp16_to_float(uint16_t bits);
 uint16_t float_to_fp16(float value);
 
-/// Element i of an array of floating dtype (fp64 fp32 fp16 bf16) as double, and back with one rounding.
+/// fp8 of 4 bits of exponent and 3 of mantissa (arXiv 2209.05433): no infinity, 448 is the largest, and what rounds to
+/// more is NaN, as torch has it.
+float e4m3_to_float(uint8_t bits);
+uint8_t float_to_e4m3(float value);
+
+/// Element i of an array of floating dtype (fp64 fp32 fp16 bf16 e4m3) as double, and back with one rounding.
 double load_element(const void* data, DType dtype, int64_t i);
 void store_element(void* data, DType dtype, int64_t i, double value);
 /// Bulk conversions of contiguous arrays.

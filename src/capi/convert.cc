@@ -213,6 +213,8 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   if (op->has_a != 0 && (op->has_a != 1 || !spec::gathers(name)))
     return refuse("has_a", op->has_a, spec::gathers(name) ? "0 or 1" : "0");
   OVERLACE_TRY(check_activation({call, "op.activation"}, op->activation));
+  if (op->scales < OVL_NO_SCALES || op->scales > OVL_ROW_SCALES)
+    return refuse("scales", op->scales, "0 (none), 1 (tensor) or 2 (rows)");
   spec::OpSpec out{.op = std::string(name),
                    .m = op->m,
                    .n = op->n,
@@ -225,6 +227,9 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
                    .gathered = op->has_a == 1,
                    .activation = static_cast<spec::Activation>(op->activation),
                    .row_offsets = offsets_of(op->row_offsets, op->ranks)};
+  out.scales = static_cast<spec::Scales>(op->scales);
+  if (const std::string why = spec::scales_problem(*spec::find_operator(name), out); !why.empty())
+    return base::invalid_argument("{}: op: {}", call, why);
   OVERLACE_TRY(read_exchange(call, *op, &out));
   if (const std::vector<int64_t>& off = out.row_offsets;
       !off.empty() && (off.front() != 0 || off.back() != op->m || !std::is_sorted(off.begin(), off.end())))

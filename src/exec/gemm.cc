@@ -72,6 +72,22 @@ std::atomic<bool> use_reference{false};
 /// A dimension of at most one element may have any stride.
 bool is_unit(const TensorView& t, int i) { return t.stride(i) == 1 || t.dim(i) <= 1; }
 
+/// One for all, or one for each row of a and column of b.
+base::Status validate_scales(const GemmArgs& g) {
+  if (is_scaled_float(g.a.dtype) != (g.a_scale.defined() && g.b_scale.defined()))
+    return base::invalid_argument("gemm: a is {}, with a_scale {} and b_scale {}; wanted: both with e4m3, else none",
+                                  dtype_name(g.a.dtype), g.a_scale.shape(), g.b_scale.shape());
+  if (!g.a_scale.defined() && !g.b_scale.defined()) return {};
+  const bool has_rows = g.a_scale.ndim == 2;
+  const bool a_fits = has_rows ? g.a_scale.dim(0) == g.c.dim(0) && g.a_scale.dim(1) == 1 : g.a_scale.dim(0) == 1;
+  const bool b_fits = has_rows ? g.b_scale.ndim == 2 && g.b_scale.dim(0) == 1 && g.b_scale.dim(1) == g.c.dim(1)
+                               : g.b_scale.ndim == 1 && g.b_scale.dim(0) == 1;
+  if (a_fits && b_fits && g.a_scale.dtype == DType::fp32 && g.b_scale.dtype == DType::fp32) return {};
+  return base::invalid_argument("gemm: scales are {} {} and {} {}; wanted: fp32, (1) and (1), or ({}, 1) and (1, {})",
+                                dtype_name(g.a_scale.dtype), g.a_scale.shape(), dtype_name(g.b_scale.dtype),
+                                g.b_scale.shape(), g.c.dim(0), g.c.dim(1));
+}
+
 base::Status validate(const GemmArgs& g) {
   if (g.a.ndim != 2 || g.b.ndim != 2 || g.c.ndim != 2) {
     return base::invalid_argument("gemm: a, b and c must have 2 dimensions, got {}, {}, {}", g.a.ndim, g.b.ndim,
@@ -82,13 +98,17 @@ base::Status validate(const GemmArgs& g) {
         "gemm: shapes do not fit: a {} times b {} into c {}; wanted: (M, K), (K, N) and (M, N)", g.a.shape(),
         g.b.shape(), g.c.shape());
   }
-  if (!is_float(g.a.dtype) || g.b.dtype != g.a.dtype) {
-    return base::invalid_argument("gemm: a and b must have one dtype of fp64 fp32 fp16 bf16, got {} and {}",
+  const bool is_scaled = is_scaled_float(g.a.dtype);
+  if ((!is_float(g.a.dtype) && !is_scaled) || g.b.dtype != g.a.dtype) {
+    return base::invalid_argument("gemm: a and b must have one dtype of fp64 fp32 fp16 bf16 e4m3, got {} and {}",
                                   dtype_name(g.a.dtype), dtype_name(g.b.dtype));
   }
-  const bool c_fits = g.c.dtype == g.a.dtype || (g.c.dtype == DType::fp32 && g.a.dtype != DType::fp64);
+  OVERLACE_TRY(validate_scales(g));
+  const bool c_fits = is_scaled ? is_float(g.c.dtype) && g.c.dtype != DType::fp64
+                                : g.c.dtype == g.a.dtype || (g.c.dtype == DType::fp32 && g.a.dtype != DType::fp64);
   if (!c_fits) {
-    return base::invalid_argument("gemm: c must have the dtype of a ({}) or fp32, got {}", dtype_name(g.a.dtype),
+    return base::invalid_argument("gemm: c must have {} ({}) or fp32, got {}",
+                                  is_scaled ? "16 bits where a has 8" : "the dtype of a", dtype_name(g.a.dtype),
                                   dtype_name(g.c.dtype));
   }
   if (g.accumulate && dtype_bytes(g.c.dtype) < 4) {
@@ -112,7 +132,9 @@ bool is_first_contiguous(const TensorView& t) { return is_unit(t, 0) && !(t.stri
 /// Whether oneDNN did it; a status if it failed.
 base::Result<bool> run_onednn(const GemmArgs& g) {
   const bool bias_fits = !g.bias.defined() || (g.bias.dtype == g.c.dtype && is_unit(g.bias, 0));
-  if (g.a.dtype == DType::fp64 || !bias_fits || (g.bias.defined() && g.accumulate) || g.a.dim(1) == 0) return false;
+  if (g.a.dtype == DType::fp64 || g.a_scale.defined() || !bias_fits || (g.bias.defined() && g.accumulate) ||
+      g.a.dim(1) == 0)
+    return false;
   const bool nk = is_first_contiguous(g.b), km = is_first_contiguous(g.a);
   OverlaceOnednnGemm p{};
   p.m = g.c.dim(0);

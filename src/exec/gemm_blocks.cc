@@ -1,4 +1,6 @@
 // The products of a gemm instance with the memory of one call.
+#include <algorithm>
+
 #include "src/exec/program.h"
 #include "src/spec/operators.h"
 
@@ -29,7 +31,7 @@ base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& t
     return base::error(Errc::bad_schedule, "{}: a gemm task reads a, b and perhaps bias and writes c; {}",
                        instance.id(call.program.schedule), why);
   };
-  const size_t reads = instance.reads.size();
+  const size_t scales = spec::num_scales(task), reads = instance.reads.size() - std::min(scales, instance.reads.size());
   if (reads < 2 || reads > 3 || instance.writes.size() != 1) return bad("the number of regions differs");
   if (instance.reads[1].size() != 1 || (reads == 3 && instance.reads[2].size() != 1)) return bad("b or bias is no box");
   if (instance.reads[0].size() != instance.writes[0].size()) return bad("a and c have different numbers of boxes");
@@ -40,6 +42,14 @@ base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& t
   block.b = view_of(call, team, instance.reads[1][0]);
   if (is_nk(task.params)) block.b = block.b.transposed();
   if (reads == 3) block.bias = view_of(call, team, instance.reads[2][0]);
+  const bool has_row_scales = spec::scales_of(task.params) == spec::Scales::rows;
+  if (scales > 0) {
+    const std::vector<spec::Box>&of_a = instance.reads[reads], &of_b = instance.reads[reads + 1];
+    if (of_b.size() != 1 || of_a.size() != (has_row_scales ? instance.reads[0].size() : 1))
+      return bad("scales have another number of boxes");
+    block.b_scale = view_of(call, team, of_b[0]);
+    if (!has_row_scales) block.a_scale = view_of(call, team, of_a[0]);
+  }
   const std::vector<spec::ProductRows>& products = call.program.products_of(instance);
   std::vector<GemmBlock> blocks;
   blocks.reserve(products.size());
@@ -51,6 +61,13 @@ base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& t
       return bad("rows of a and c differ");
     if (block.accumulate && block.a.dim(1) == 0) continue;
     block.batch = rows.batch;
+    if (has_row_scales) {  // beside the rows of a, in a buffer of as many
+      spec::Box of_rows = instance.reads[reads][0];
+      const int row = rows.a.ndim - 2;
+      of_rows.begin[0] = rows.a.begin[row], of_rows.count[0] = rows.a.count[row];
+      block.a_scale = view_of(call, team, of_rows);
+      block.batch_stride_scale = rows.step_a * block.a_scale.stride(0);
+    }
     block.batch_stride_a = rows.step_a * block.a.stride(0);
     block.batch_stride_c = rows.step_c * block.c.stride(0);
     blocks.push_back(block);

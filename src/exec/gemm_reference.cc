@@ -90,6 +90,8 @@ T load(const void* data, DType dtype, int64_t i) {
       return static_cast<T>(static_cast<const float*>(data)[i]);
     case DType::bf16:
       return static_cast<T>(base::bf16_to_float(static_cast<const uint16_t*>(data)[i]));
+    case DType::e4m3:
+      return static_cast<T>(base::e4m3_to_float(static_cast<const uint8_t*>(data)[i]));
     default:
       return static_cast<T>(base::fp16_to_float(static_cast<const uint16_t*>(data)[i]));
   }
@@ -150,7 +152,7 @@ class Product {
 
   void start(int64_t m0, int64_t rows, int64_t tiles) {
     std::fill_n(acc_.begin(), tiles * panels_ * kTileM * kTileN, T{0});
-    if (!g_.accumulate) return;
+    if (!g_.accumulate || g_.a_scale.defined()) return;  // scales are of this product alone
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < n_; ++j) acc_at(i, j) = load<T>(g_.c.data, g_.c.dtype, (m0 + i) * g_.c.stride(0) + j);
     }
@@ -197,6 +199,17 @@ class Product {
     }
   }
 
+  /// Products of three fp32 numbers, of which fp64 rounds what 24 bits do not see.
+  void scale(T* sum, int64_t row, int64_t n0, int64_t cols) {
+    const TensorView &a = g_.a_scale, &b = g_.b_scale;
+    const double of_row = load<double>(a.data, a.dtype, a.ndim == 2 ? row * a.stride(0) : 0);
+    for (int64_t j = 0; j < cols; ++j) {
+      const double of_column = load<double>(b.data, b.dtype, b.ndim == 2 ? (n0 + j) * b.stride(1) : 0);
+      sum[j] = static_cast<T>(static_cast<double>(sum[j]) * of_row * of_column);
+      if (g_.accumulate) sum[j] += load<T>(g_.c.data, g_.c.dtype, row * g_.c.stride(0) + n0 + j);
+    }
+  }
+
   void finish(int64_t m0, int64_t rows) {
     const int64_t c_bytes = static_cast<int64_t>(dtype_bytes(g_.c.dtype));
     for (int64_t i = 0; i < rows; ++i) {
@@ -204,6 +217,7 @@ class Product {
       for (int64_t n0 = 0; n0 < n_; n0 += kTileN) {
         const int64_t cols = std::min<int64_t>(kTileN, n_ - n0);
         T* sum = &acc_at(i, n0);
+        if (g_.a_scale.defined()) scale(sum, m0 + i, n0, cols);
         if (g_.bias.defined()) {
           const int64_t step = g_.bias.stride(0);
           for (int64_t j = 0; j < cols; ++j) sum[j] += load<T>(g_.bias.data, g_.bias.dtype, (n0 + j) * step);

@@ -27,6 +27,7 @@ struct LtGemm {
   spec::BLayout b_layout = spec::BLayout::nk;
   bool accumulate = false;
   bool bias = false;                                                                         // (n), type of c
+  spec::Scales scales = spec::Scales::none;                                                  // rows: batch 1
   uint32_t align_a = kMaxLtAlignment, align_b = kMaxLtAlignment, align_c = kMaxLtAlignment;  // of addresses, in bytes
   auto operator<=>(const LtGemm&) const = default;
 
@@ -38,6 +39,13 @@ struct LtGemm {
     placed.align_c = lt_alignment(c);
     return placed;
   }
+};
+
+/// The memory of a product. Scales are fp32, one each or one for each row of a and for each column of c.
+struct LtOperands {
+  const void *a = nullptr, *b = nullptr, *bias = nullptr;
+  void* c = nullptr;
+  const void *a_scale = nullptr, *b_scale = nullptr;
 };
 
 }  // namespace overlace::exec

@@ -140,9 +140,10 @@ BodyContext body_context(const Call& call, const Team& team, const spec::Instanc
 
 /// A product of one launch: `batch` equally spaced row blocks that share b and bias.
 struct GemmBlock {
-  TensorView a, b, c, bias;  // of the first batch element
+  TensorView a, b, c, bias;     // of the first batch element
+  TensorView a_scale, b_scale;  // undefined: none; (1), or (rows of a, 1) of the first batch element and (1, N)
   int64_t batch = 1;
-  int64_t batch_stride_a = 0, batch_stride_c = 0;  // elements
+  int64_t batch_stride_a = 0, batch_stride_c = 0, batch_stride_scale = 0;  // elements; of the scales of rows
   bool accumulate = false;
   bool a_is_km = false;  // a is stored (K, M): M contiguous
   double flops() const;

@@ -53,10 +53,19 @@ std::string key_of(OpSpec op, const PlanOptions& options, int64_t m) {
 
 bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
 
+/// What a reason says of products whose rate is no measured one.
+std::string unmeasured_rate(const OpSpec& op, const Machine& machine) {
+  const spec::Figure& speedup = machine.gemm.fp8_speedup;
+  if (op.dtype != DType::e4m3 || !machine.is_gpu || speedup.source == spec::Source::measured) return "";
+  return base::format("{} at {} times the rate of 16 bits, which was not measured", dtype_name(op.dtype),
+                      speedup.value);
+}
+
 /// Whether the machine's costs say something of the problem. Unless more than the recurrence is asked for, of GPUs only
 /// where products are of 16 bits: others were not measured.
 bool is_modelled(const OpSpec& op, const Machine& machine, Tier limit) {
-  const bool is_measured = !machine.is_gpu || is_16_bit(op.dtype) || limit > Tier::recurrence;
+  const bool is_measured =
+      !machine.is_gpu || is_16_bit(op.dtype) || op.dtype == DType::e4m3 || limit > Tier::recurrence;
   return machine.has_costs() && machine.hosts == 1 && is_measured;
 }
 
@@ -262,7 +271,8 @@ struct Planner::State {
       if (std::optional<Decision> found = kept(op, key, options)) return *found;
     }
     Decision out = decide(op, options);
-    for (const std::string& why : {without_kernels(op, machine), not_measured(op, small_m.value_or(machine))})
+    for (const std::string& why :
+         {without_kernels(op, machine), not_measured(op, small_m.value_or(machine)), unmeasured_rate(op, machine)})
       if (!why.empty() && op.ranks > 1) out.reason += "; " + why;
     // What was found by less than what was asked for is tried again.
     if (keeps && out.tier == options.limit && (prober == nullptr || prober->is_first())) cache.put(key, out);

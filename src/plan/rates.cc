@@ -10,6 +10,7 @@
 #include "src/base/format.h"
 #include "src/plan/decide.h"
 #include "src/plan/recurrence.h"
+#include "src/spec/costs.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -24,9 +25,10 @@ constexpr double kMinGain = 0.05;  // of the library's time, expected; less is w
 constexpr int kDegrees[] = {1, 2, 4, 8};
 
 /// What the rule knows of a machine.
-spec::MachineRates rates_of(const spec::Machine& machine) {
+spec::MachineRates rates_of(const spec::OpSpec& op, const spec::Machine& machine) {
+  const double speedup = spec::product_speedup(machine, static_cast<int64_t>(dtype_bytes(op.dtype)));
   return {machine.is_gpu, std::max(machine.copy.all_GBps.value, machine.copy.peer_GBps.value) * 1e9,
-          machine.gemm.sustained_TFLOPs.value * 1e12, machine.hosts};
+          speedup * machine.gemm.sustained_TFLOPs.value * 1e12, machine.hosts};
 }
 
 /// CPU ranks on an emulated link; times in us.
@@ -135,13 +137,13 @@ std::vector<const spec::FamilyDef*> families_of_rule(const spec::OpSpec& op) {
 
 std::string too_little_to_hide(const spec::OpSpec& op, const spec::Machine& machine) {
   if (spec::form_of(op.op, spec::kLibrary) == spec::ClosedForm::none) return {};  // it may compute other than a GEMM
-  const Times t = times_of(op, rates_of(machine), kGpu);
+  const Times t = times_of(op, rates_of(op, machine), kGpu);
   if (!machine.is_gpu || std::min(t.gemm, t.transfer) >= kMinHiddenUs) return {};
   return base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer);
 }
 
 Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t heap_bytes) {
-  const spec::MachineRates rates = rates_of(known);
+  const spec::MachineRates rates = rates_of(op, known);
   if (op.ranks == 1) return library("one rank has nothing to transfer");
   if (spec::form_of(op.op, spec::kLibrary) == spec::ClosedForm::none) return library("no closed form of " + op.op);
   if (rates.flops_per_s <= 0) return library("the GEMM rate of this machine is unknown");

@@ -28,10 +28,15 @@ double GemmWork::bytes() const {
   return rows * (depth * in + width * static_cast<double>(out_bytes)) + width * depth * in;
 }
 
+double product_speedup(const Machine& machine, int64_t in_bytes) {
+  return in_bytes == 1 && machine.is_gpu ? machine.gemm.fp8_speedup.value : 1;
+}
+
 GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
   GemmCost out;
   if (work.m <= 0 || work.n <= 0 || work.k <= 0 || work.batch <= 0) return out;
   const Machine::Gemm& gemm = machine.gemm;
+  const double speedup = product_speedup(machine, work.in_bytes);
   const int64_t sms = std::max(machine.sms, 1);
   out.us = std::numeric_limits<double>::infinity();
   double busy = 1, flops = 0;  // SMs of the last full wave; of whole tiles
@@ -42,7 +47,7 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
     const double waves = static_cast<double>(base::ceil_div(tiles, sms)),
                  depth = static_cast<double>(work.k) / static_cast<double>(parts);
     const double us =
-        waves * (tile.wave_us.value + depth * tile.k_ns.value * 1e-3) + (parts > 1 ? tile.wave_us.value : 0);
+        waves * (tile.wave_us.value + depth * tile.k_ns.value * 1e-3 / speedup) + (parts > 1 ? tile.wave_us.value : 0);
     if (us >= out.us) continue;
     out.us = us;
     out.waves = waves;
@@ -57,7 +62,7 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
   const auto l2_bytes = static_cast<double>(machine.memory.l2_bytes);
   const bool is_cached = l2_bytes == 0 || b_bytes <= l2_bytes;
   const double bytes = work.bytes() + (is_cached ? 0 : b_bytes * static_cast<double>(work.batch - 1));
-  out.us = out.start_us + std::max({out.us, at_rate(flops, gemm.sustained_TFLOPs.value * kOpsPerUs),
+  out.us = out.start_us + std::max({out.us, at_rate(flops, speedup * gemm.sustained_TFLOPs.value * kOpsPerUs),
                                     at_rate(bytes, stream * kBytesPerUs)});
   return out;
 }

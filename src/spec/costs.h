@@ -28,6 +28,10 @@ struct GemmCost {
   double start_us = 0;  // included in `us`
 };
 
+/// How many times as fast operands of so many bytes are multiplied as those that the machine's tiles were measured
+/// with.
+double product_speedup(const Machine& machine, int64_t in_bytes);
+
 /// By the tile whose waves are fastest for the shape. SMs multiply whole tiles, so the sustained rate counts their rows
 /// and columns. GPUs: K of few rows (kSplitRows) is split between SMs that would have no tile; adding the parts up
 /// takes what a wave takes besides K. A batch reads a B that is larger than the L2 cache once per GEMM. Nothing to

@@ -261,6 +261,7 @@ void visit_costs(V& v, M& m) {
     w.figure("sm_stream_GBps", g.sm_stream_GBps, kMostRate);
     w.figure("unaligned_rows", g.unaligned_rows, kMostFactor);
     w.figure("empty_rows", g.empty_rows, kMostFactor);
+    w.figure_or("fp8_speedup", Machine::Gemm{}.fp8_speedup, g.fp8_speedup, kMostFactor);
   });
   v.part("copy", m.copy, [](auto& w, auto& c) {
     w.curve("pair_us", "bytes", c.pair_us, kMostUs, Growth::rises);

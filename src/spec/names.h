@@ -21,6 +21,7 @@ inline constexpr std::array<std::string_view, 2> kCombineNames = {"none", "add"}
 inline constexpr std::array<std::string_view, 2> kWaitByNames = {"queue", "kernel"};
 inline constexpr std::array<std::string_view, 2> kScopeNames = {"device", "system"};
 inline constexpr std::array<std::string_view, 2> kActivationNames = {"none", "swiglu"};
+inline constexpr std::array<std::string_view, 3> kScalesNames = {"none", "tensor", "rows"};
 inline constexpr std::array<std::string_view, 2> kExchangeNames = {"rows", "cols"};
 
 inline std::string_view name_of(Space v) { return kSpaceNames[static_cast<size_t>(v)]; }
@@ -31,6 +32,7 @@ inline std::string_view name_of(Combine v) { return kCombineNames[static_cast<si
 inline std::string_view name_of(WaitBy v) { return kWaitByNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(Scope v) { return kScopeNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(Activation v) { return kActivationNames[static_cast<size_t>(v)]; }
+inline std::string_view name_of(Scales v) { return kScalesNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(Exchange v) { return kExchangeNames[static_cast<size_t>(v)]; }
 
 /// "8192", "0.5", "true", "bf16".

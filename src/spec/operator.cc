@@ -36,8 +36,8 @@ class Added {
 };
 
 /// Parameters of every schedule, which no field may be called.
-constexpr std::string_view kParams[] = {"M",    "N",         "K",     "G",         "q",       "align",
-                                        "bias", "ce_queues", "dtype", "out_dtype", "b_layout"};
+constexpr std::string_view kParams[] = {"M",    "N",         "K",     "G",         "q",        "align",
+                                        "bias", "ce_queues", "dtype", "out_dtype", "b_layout", "scales"};
 
 /// What a new operator lacks; empty if it is whole.
 std::string missing(const OperatorDef& op) {
@@ -230,6 +230,21 @@ std::string splits_problem(const OperatorDef& def, const OpSpec& op) {
   return sum == op.m ? "" : base::format("splits sum to {}, wanted M = {}", sum, op.m);
 }
 
+std::string scales_problem(const OperatorDef& def, const OpSpec& op) {
+  const bool is_fp8 = op.dtype == DType::e4m3;
+  if (op.scales != Scales::none && !takes_scales(def)) return base::format("{} takes no scales", def.name);
+  if (is_fp8 != (op.scales != Scales::none))
+    return base::format("scales are {}, wanted {} with operands of {}", name_of(op.scales),
+                        is_fp8 ? "tensor or rows" : "none", dtype_name(op.dtype));
+  if (!is_fp8) return "";
+  if (op.b_layout != BLayout::nk)
+    return base::format("b_layout is kn, wanted nk with operands of {}", dtype_name(op.dtype));
+  if (op.k % kFp8Columns != 0)
+    return base::format("K is {}, wanted a multiple of {} with operands of {}", op.k, kFp8Columns,
+                        dtype_name(op.dtype));
+  return "";
+}
+
 std::string blocks_problem(const OperatorDef& def, const OpSpec& op) {
   if (op.exchange == Exchange::rows) return op.blocks.empty() ? "" : "blocks are given, wanted none: no columns travel";
   if (!def.flow.exchanges) return base::format("exchange is cols, wanted rows: {} exchanges nothing", def.name);
@@ -268,8 +283,16 @@ Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family
     out.params["exchange"] = std::string(name_of(op.exchange));
     out.consts["blocks"] = std::max<int64_t>(std::ssize(op.blocks), 1);
   }
+  if (op.scales != Scales::none) out.params["scales"] = std::string(name_of(op.scales));
   out.tables = tables_of(op, def, options);
   for (const Arg& arg : def.args) {
+    if (arg.role == Role::scale && op.scales == Scales::none) continue;
+    if (arg.role == Role::scale) {
+      std::vector<Expr> each = {arg.rows, arg.columns};
+      if (op.scales == Scales::tensor) each = {1};
+      out.buffers.push_back({std::string(arg.name), Space::argument, DType::fp32, std::move(each)});
+      continue;
+    }
     if (arg.role == Role::gathered || arg.role == Role::data || (arg.role == Role::bias && !op.bias)) continue;
     const ArgShape shape = shape_of(arg, op.exchange);
     Buffer buffer{

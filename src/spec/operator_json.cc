@@ -9,7 +9,7 @@ namespace {
 
 using base::Json;
 
-constexpr const char* kRoles[] = {"input", "output", "bias", "gathered", "data"};
+constexpr const char* kRoles[] = {"input", "output", "bias", "gathered", "data", "scale"};
 constexpr const char* kFieldTypes[] = {"integer", "real", "flag", "text"};
 
 Json args_json(const OperatorDef& op) {

@@ -64,6 +64,8 @@ Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family
 /// What is wrong with the fields of a problem: one that is missing, of another type, or not known; empty if nothing is.
 std::string field_problem(const OperatorDef& def, const Params& fields);
 
+/// What is wrong with OpSpec::scales and the types and sizes that go with them; empty if nothing is.
+std::string scales_problem(const OperatorDef& def, const OpSpec& op);
 /// What is wrong with OpSpec::splits, which are given; empty if nothing is.
 std::string splits_problem(const OperatorDef& def, const OpSpec& op);
 /// What is wrong with OpSpec::exchange and OpSpec::blocks; empty if nothing is.
@@ -103,6 +105,23 @@ inline Activation activation_of(const Params& params) {
   const auto it = params.find("activation");
   return it != params.end() && it->second == Param(std::string("swiglu")) ? Activation::swiglu : Activation::none;
 }
+/// Parameter "scales" of a schedule, or of the gemm task that reads them behind its other operands: those of the rows
+/// of a, then those of the columns of the result.
+inline Scales scales_of(const Params& params) {
+  const auto it = params.find("scales");
+  if (it == params.end()) return Scales::none;
+  return it->second == Param(std::string("rows")) ? Scales::rows : Scales::tensor;
+}
+/// Regions with scales that a gemm task reads.
+inline size_t num_scales(const Task& task) { return scales_of(task.params) == Scales::none ? 0 : 2; }
+/// The operator takes scales of its factors.
+inline bool takes_scales(const OperatorDef& op) {
+  return std::any_of(op.args.begin(), op.args.end(), [](const Arg& arg) { return arg.role == Role::scale; });
+}
+/// Bytes of an element of fp8, whose products want rows of a multiple of so many elements.
+inline constexpr int64_t kFp8Columns = 16;
+/// Rows whose scales fill 16 bytes, at which chunks begin unless they are told otherwise.
+inline constexpr int64_t kScaleRows = 4;
 /// Whether a task of kind reduce also normalizes the rows that it makes: parameter "norm".
 inline bool has_norm(const Task& task) {
   const auto it = task.params.find("norm");

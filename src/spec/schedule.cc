@@ -37,6 +37,8 @@ const OperatorDef& check_op(const OpSpec& op) {
     refuse(base::format("{}: {} has no activation", op.to_string(), op.op));
   if (op.activation == Activation::swiglu && op.n % 2 != 0)
     refuse(base::format("{}: swiglu takes pairs of columns, wanted an even N", op.to_string()));
+  if (const std::string what = scales_problem(*def, op); !what.empty())
+    refuse(base::format("{}: {}", op.to_string(), what));
   if (const std::string what = field_problem(*def, op.fields); !what.empty())
     refuse(base::format("{}: {}", op.to_string(), what));
   if (const std::string why = def->refuse == nullptr ? "" : def->refuse(op); !why.empty())
@@ -77,6 +79,8 @@ FamilyOptions check_options(const OpSpec& op, const OperatorDef& def, const Fami
   if (degree < 1 || degree > kMaxDegree) refuse(base::format("degree is {}, wanted 1 to {}", degree, kMaxDegree));
   FamilyOptions out;
   out.degree = family.has_degree ? degree : 1;
+  if (op.scales != Scales::none) out.align_columns = kFp8Columns;
+  if (op.scales == Scales::rows) out.align = kScaleRows;
   if (family.set_defaults != nullptr) family.set_defaults(op, &out);
   for (const auto& [name, value] : options) {
     if (name == "credits") {
@@ -116,6 +120,23 @@ FamilyOptions check_options(const OpSpec& op, const OperatorDef& def, const Fami
   return out;
 }
 
+/// What takes no scales: fused kernels, and rows that cross to other hosts once.
+void check_scales(const OpSpec& op, const FamilyDef& family, const FamilyOptions& options) {
+  if (op.scales == Scales::none) return;
+  using enum ClosedForm;
+  if (family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel)
+    throw_error(Errc::not_supported,
+                base::format("{}: family {} is one kernel, which multiplies no {}; wanted a family of library GEMMs, "
+                             "such as library",
+                             op.to_string(), family.name, dtype_name(op.dtype)));
+  const bool is_flat = family.form != hosts && options.hosts == 1;
+  if (op.scales == Scales::rows && gathers(op.op) && op.ranks > 1 && !is_flat)
+    throw_error(Errc::not_supported,
+                base::format("{}: family {} with hosts {}, wanted a flat family and hosts 1: scales of rows do not "
+                             "travel from host to host",
+                             op.to_string(), family.name, options.hosts));
+}
+
 /// Offsets of torch.tensor_split, parts + 1 entries.
 std::vector<int64_t> evenly(int64_t extent, int64_t parts) {
   std::vector<int64_t> out;
@@ -131,6 +152,7 @@ std::string OpSpec::to_string() const {
   if (out_dtype != dtype) out += base::format(" -> {}", dtype_name(out_dtype));
   if (bias) out += " bias";
   if (activation != Activation::none) out += base::format(" {}", name_of(activation));
+  if (scales != Scales::none) out += base::format(" scales {}", name_of(scales));
   if (!row_offsets.empty()) out += " ragged";
   if (exchange != Exchange::rows) out += base::format(" {}", name_of(exchange));
   for (const int64_t columns : blocks) out += base::format(" {}", columns);
@@ -142,10 +164,11 @@ std::string OpSpec::to_string() const {
 std::string key_of(const OpSpec& problem) {
   // By all members: one that is added does not compile before it is named here.
   const auto& [op, m, n, k, ranks, dtype, out_dtype, b_layout, bias, gathered, activation, row_offsets, splits,
-               exchange, blocks, fields] = problem;
+               exchange, blocks, fields, scales] = problem;
   std::string out =
       base::format("{} {} {} {} {} {} {} {} {} {} {} {}", op, m, n, k, ranks, dtype_name(dtype), dtype_name(out_dtype),
                    b_layout == BLayout::nk ? "nk" : "kn", bias, gathered, name_of(activation), name_of(exchange));
+  if (scales != Scales::none) out += base::format(" scales {}", name_of(scales));
   for (const std::vector<int64_t>* list : {&row_offsets, &splits, &blocks}) {
     out += base::format(" {}:", list->size());
     for (const int64_t number : *list) out += base::format(" {}", number);
@@ -198,6 +221,7 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
   const OperatorDef& def = check_op(op);
   const FamilyDef& chosen = check_family(def, family);
   const FamilyOptions checked = check_options(op, def, chosen, degree, options);
+  check_scales(op, chosen, checked);
   Schedule out = frame(op, def, chosen, checked);
   if (op.ranks == 1) {
     def.make_alone(&out, op, chosen.purpose);

@@ -34,17 +34,19 @@ class Operands {
   /// Normal data where there is no such argument yet.
   Status add(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
     if (views_.contains(name)) return {};
-    if (dtype != DType::fp32 && dtype != DType::bf16 && dtype != DType::fp16)
-      return base::error(Errc::not_supported, "argument {} is {}, wanted fp32, bf16 or fp16: data are made up", name,
-                         dtype_name(dtype));
-    if (shape.size() != 2)
-      return base::error(Errc::not_supported, "argument {} has {} dimensions, wanted 2: data are made up", name,
+    if (dtype != DType::fp32 && dtype != DType::bf16 && dtype != DType::fp16 && dtype != DType::e4m3)
+      return base::error(Errc::not_supported, "argument {} is {}, wanted fp32, bf16, fp16 or e4m3: data are made up",
+                         name, dtype_name(dtype));
+    if (shape.size() != 1 && shape.size() != 2)
+      return base::error(Errc::not_supported, "argument {} has {} dimensions, wanted 1 or 2: data are made up", name,
                          shape.size());
-    const size_t bytes = static_cast<size_t>(shape[0] * shape[1]) * dtype_bytes(dtype);
+    const int64_t columns = shape.size() == 1 ? 1 : shape[1];
+    const size_t bytes = static_cast<size_t>(shape[0] * columns) * dtype_bytes(dtype);
     void* memory = nullptr;
     if (const Status got = allocate(bytes, &memory); !got.ok())
       return base::error(Errc::out_of_memory, "no {} bytes for argument {}: {}", bytes, name, got.message());
-    views_[name] = TensorView::contiguous(memory, dtype, {shape[0], shape[1]});
+    views_[name] = shape.size() == 1 ? TensorView::contiguous(memory, dtype, {shape[0]})
+                                     : TensorView::contiguous(memory, dtype, {shape[0], shape[1]});
     return fill(static_cast<char*>(memory), bytes, dtype);
   }
   const exec::Bindings& views() const { return views_; }

@@ -259,8 +259,14 @@ static void test_schedules(fixture* f) {
   op.num_blocks = 2;
   INVALID("ovl_schedule_make: op.blocks[1] is 0, wanted a multiple of 1 above 0: as many columns for each rank",
           ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.dtype = OVL_E4M3;
+  INVALID("ovl_schedule_make: op: scales are none, wanted tensor or rows with operands of e4m3",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op.scales = 3;
+  INVALID("ovl_schedule_make: op.scales is 3, wanted 0 (none), 1 (tensor) or 2 (rows)",
+          ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 96, wanted 104 (OVL_API_VERSION 13)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 104, wanted 112 (OVL_API_VERSION 13)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null, wanted an address", ovl_schedule_make(&op, NULL, 1, &made));
@@ -308,7 +314,7 @@ static void test_tensors(fixture* f) {
   INVALID("ag_gemm: b.sizes[1] is 70368744177664, wanted at most 2^46 elements in all",
           call_ag(f->channel, &args, f->schedule));
   args = f->args, args.a_shard.dtype = OVL_I32;
-  INVALID("ag_gemm: a_shard must be fp32, bf16, fp16 or fp64, got i32; rank 0",
+  INVALID("ag_gemm: a_shard must be fp32, bf16, fp16, e4m3 or fp64, got i32; rank 0",
           call_ag(f->channel, &args, f->schedule));
   args = f->args, args.b.dtype = OVL_BF16;
   INVALID("ag_gemm: b must have the dtype of a_shard (fp32), got bf16; rank 0",
@@ -348,7 +354,7 @@ static void test_arguments_by_name(fixture* f) {
       "embedding_a2a",
       ovl_run(f->channel, "gemm", args, 3, ""));
   INVALID("ag_gemm: count is -1, wanted 0 or more", ovl_run(f->channel, "ag_gemm", args, -1, ""));
-  INVALID("ag_gemm: a_shard must be fp32, bf16, fp16 or fp64, got u8; rank 0",
+  INVALID("ag_gemm: a_shard must be fp32, bf16, fp16, e4m3 or fp64, got u8; rank 0",
           ovl_run(f->channel, "ag_gemm", (args[0].tensor.dtype = OVL_U8, args), 3, ""));
   args[0].tensor.dtype = OVL_FP32;
   INVALID("ag_gemm: c must have the dtype of a_shard (fp32) or fp32, got fp64; rank 0",
@@ -374,8 +380,9 @@ static void test_arguments_by_name(fixture* f) {
   args[3].name = "b";
   INVALID("ag_gemm: b is given twice", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3].name = "d";
-  INVALID("ag_gemm: no argument is called 'd', wanted a_shard, b, c, bias, a, row_offsets or activation",
-          ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  INVALID(
+      "ag_gemm: no argument is called 'd', wanted a_shard, b, c, bias, a, a_scale, b_scale, row_offsets or activation",
+      ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3].name = NULL;
   INVALID("ag_gemm: args[3].name is null, wanted an argument's name", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3] = ovl_text_arg("activation", NULL);

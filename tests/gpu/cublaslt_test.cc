@@ -42,7 +42,7 @@ TEST(GpuCublasLt, OperandsMayLieAtAnyElement) {
     for (int which = 0; which < 3; ++which) {
       Operand a(kM * kK, which == 0 ? offset : 0, 7), b(kN * kK, which == 1 ? offset : 0, 5);
       Operand c(kM * kN, which == 2 ? offset : 0, 1);
-      const base::Status status = (*opened)->run(gemm, a.data, b.data, nullptr, c.data, 0, nullptr);
+      const base::Status status = (*opened)->run(gemm, {.a = a.data, .b = b.data, .c = c.data}, 0, nullptr);
       if (!status.ok()) {  // said before anything ran, with the alignments
         EXPECT_EQ(status.code(), Errc::not_supported) << status.message();
         EXPECT_NE(status.message().find("at multiples of"), std::string::npos) << status.message();

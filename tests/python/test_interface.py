@@ -31,12 +31,17 @@ OPERATORS = sorted(STATED)
 # Those whose problem is sizes alone.
 SIZED = [name for name in OPERATORS if not STATED[name]["fields"]]
 
+# Operators of PyTorch with scales have names of their own.
+NO_SCALES = {"a_scale": None, "b_scale": None}
+RESULTS = ("output", "gathered")
+SCALED = [name for name in OPERATORS if any(a["role"] == "scale" for a in STATED[name]["args"])]
+
 # How PyTorch calls an argument: results are returned, and what may be several is a list.
 TORCH = {
-    "ag_gemm": {"a_shard": "a", "b": "bs", "bias": "biases", "c": None, "a": None},
+    "ag_gemm": {"a_shard": "a", "b": "bs", "bias": "biases", "c": None, "a": None} | NO_SCALES,
     "ag_wgrad": {"a_shard": "x", "b": "dys", "c": None, "a": None},
-    "gemm_rs": {"a": "a", "b": "b", "bias": "bias", "out": None},
-    "gemm_ar": {"a": "a", "b": "b", "bias": "bias", "out": None},
+    "gemm_rs": {"a": "a", "b": "b", "bias": "bias", "out": None} | NO_SCALES,
+    "gemm_ar": {"a": "a", "b": "b", "bias": "bias", "out": None} | NO_SCALES,
     "gemm_ar_norm": {"out": None, "normed": None}
     | {name: name for name in ("a", "b", "residual", "norm_weight", "bias")},
     "a2a_gemm": {"a_shard": "a", "b": "b", "bias": "bias", "c": None, "a": None},
@@ -142,6 +147,24 @@ def test_torch_schema_and_function(op):
             and name not in ("row_offsets", "splits", "blocks")
             and parameters[name].default is not inspect._empty
         ):
+            assert parameters[name].default == argument.default_value, name
+    check_text(function)
+
+
+@pytest.mark.parametrize("op", SCALED)
+def test_torch_schema_and_function_of_scaled_operands(op):
+    overlace, torch = _torch()
+    schema = getattr(torch.ops.overlace, f"{op}_scaled").default._schema
+    arguments = {argument.name: argument for argument in schema.arguments}
+    stated = {"a" if a["name"] == "a_shard" else a["name"] for a in STATED[op]["args"] if a["role"] not in RESULTS}
+    assert {name for name, a in arguments.items() if "Tensor" in str(a.type)} == stated
+    assert ("row_offsets" in arguments) == ("row_offsets" in others(op))
+    assert ("return_a" in arguments) == returns_gathered(op)
+    function = getattr(overlace.ops, f"{op}_scaled")
+    parameters = inspect.signature(function).parameters
+    assert set(arguments) <= set(parameters)
+    for name, argument in arguments.items():
+        if argument.has_default_value() and name != "row_offsets":
             assert parameters[name].default == argument.default_value, name
     check_text(function)
 

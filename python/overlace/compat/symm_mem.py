@@ -6,10 +6,12 @@ place of torch's enable_symm_mem_for_group. "avg" and "sum" are the reductions t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from overlace import ops
-from overlace.errors import Unsupported
+from overlace.errors import InvalidArgument, Unsupported
 
 _library = torch.library.Library("overlace", "FRAGMENT")
 SCHEMAS = (
@@ -47,21 +49,97 @@ def fused_matmul_all_reduce(A: torch.Tensor, B: torch.Tensor, reduce_op: str, gr
     return ops.gemm_ar(A, B, group=group_name, reduce_op=reduce_op)
 
 
-def _no_scales(name: str, a: torch.Tensor) -> Unsupported:
-    return Unsupported(
-        f"{name}: A is {a.dtype} with scales, whose products are not there yet, wanted float32, bfloat16 or float16 "
-        f"without scales ({name.replace('scaled_', '')}); torch.ops.symm_mem.{name} has them"
+def _check_scaled(name: str, result_scale: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.dtype:
+    if result_scale is not None:
+        raise Unsupported(f"{name}: result_scale is {list(result_scale.shape)}, wanted None: no result is float8")
+    if out_dtype is None:
+        raise Unsupported(
+            f"{name}: out_dtype is None, which is the type of the operands there, wanted bfloat16, float16 or float32"
+        )
+    return out_dtype
+
+
+def fused_all_gather_scaled_matmul(
+    A: torch.Tensor,
+    Bs: list[torch.Tensor],
+    A_scale: torch.Tensor,
+    B_scales: list[torch.Tensor],
+    gather_dim: int,
+    group_name: str,
+    biases: list[torch.Tensor | None],
+    result_scales: list[torch.Tensor | None],
+    out_dtypes: list[torch.dtype | None],
+    use_fast_accum: list[bool],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """overlace.ops.ag_gemm_scaled: the gathered A and its products with Bs, each of which gathers.
+
+    Scales of rows are those of this rank's rows; sums are always those of slow accumulation."""
+    name = "fused_all_gather_scaled_matmul"
+    lists: dict[str, Sequence[object]] = {
+        "B_scales": B_scales,
+        "biases": biases,
+        "result_scales": result_scales,
+        "out_dtypes": out_dtypes,
+    }
+    for what, listed in lists.items():
+        if len(listed) != len(Bs):
+            raise InvalidArgument(f"{name}: {len(listed)} {what} for {len(Bs)} Bs, wanted as many")
+    types = [_check_scaled(name, *of_one) for of_one in zip(result_scales, out_dtypes, strict=True)]
+    if not Bs:
+        raise InvalidArgument(f"{name}: Bs is empty, wanted one matrix or more")
+    scale = A_scale.reshape(1) if A_scale.numel() == 1 else A_scale
+    full: torch.Tensor | None = None
+    outs = []
+    for B, B_scale, bias, out_dtype in zip(Bs, B_scales, biases, types, strict=True):
+        of_columns = B_scale.reshape(1) if scale.dim() == 1 else B_scale.reshape(1, -1)
+        gathered, out = ops.ag_gemm_scaled(
+            A,
+            scale,
+            B,
+            of_columns,
+            group=group_name,
+            bias=bias,
+            gather_dim=gather_dim,
+            return_a=True,
+            out_dtype=out_dtype,
+        )
+        full = gathered if full is None else full
+        outs.append(out)
+    assert full is not None
+    return full, outs
+
+
+def fused_scaled_matmul_reduce_scatter(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    reduce_op: str,
+    orig_scatter_dim: int,
+    scatter_dim_after_maybe_reshape: int,
+    group_name: str,
+    output_shape: list[int] | None,
+    bias: torch.Tensor | None = None,
+    result_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """overlace.ops.gemm_rs_scaled: this rank's part, along orig_scatter_dim of output_shape, of the sum or average of
+    the scaled `A B`. Sums are always those of slow accumulation."""
+    wanted = _check_scaled("fused_scaled_matmul_reduce_scatter", result_scale, out_dtype)
+    rows = A.shape[:-1] if output_shape is None else output_shape[:-1]
+    is_tensor = A_scale.numel() == 1
+    return ops.gemm_rs_scaled(
+        A.reshape(*rows, A.shape[-1]),
+        A_scale.reshape(1) if is_tensor else A_scale.reshape(*rows, 1),
+        B,
+        B_scale.reshape(1) if is_tensor else B_scale.reshape(1, -1),
+        group=group_name,
+        bias=bias,
+        reduce_op=reduce_op,
+        scatter_dim=orig_scatter_dim,
+        out_dtype=wanted,
     )
-
-
-def fused_all_gather_scaled_matmul(A: torch.Tensor, *_arguments: object, **_options: object) -> None:
-    """Not there yet: raises Unsupported."""
-    raise _no_scales("fused_all_gather_scaled_matmul", A)
-
-
-def fused_scaled_matmul_reduce_scatter(A: torch.Tensor, *_arguments: object, **_options: object) -> None:
-    """Not there yet: raises Unsupported."""
-    raise _no_scales("fused_scaled_matmul_reduce_scatter", A)
 
 
 for _schema in SCHEMAS:

@@ -22,6 +22,8 @@ peer; its gradient; its function. Of gradients only those that are needed are co
 Of the plain collectives: all_gather and reduce_scatter are each other's; that of all_to_all is itself; that of
 all_reduce is local, as of Y = AR(A W).
 
+Those with _scaled in their names, of float8_e4m3fn, have none.
+
 Gradients are made of differentiable operators, so they have gradients themselves, of any order, but for those of moe,
 which have none. What all ranks hold
 alike (dY of AR, a bias of RS and its gradient) counts once: where each rank goes on with it alone, its own gradient is
@@ -46,11 +48,13 @@ from overlace.ops._gemm_ar_norm import gemm_ar_norm
 from overlace.ops._gemm_rs import gemm_rs
 from overlace.ops._moe import moe
 from overlace.ops._moe_router import moe_router
+from overlace.ops._scaled import ag_gemm_scaled, gemm_ar_scaled, gemm_rs_scaled
 
 __all__ = [
     "a2a_gemm",
     "activation_of",
     "ag_gemm",
+    "ag_gemm_scaled",
     "ag_wgrad",
     "all_gather",
     "all_reduce",
@@ -59,7 +63,9 @@ __all__ = [
     "gemm_a2a",
     "gemm_ar",
     "gemm_ar_norm",
+    "gemm_ar_scaled",
     "gemm_rs",
+    "gemm_rs_scaled",
     "moe",
     "moe_router",
     "reduce_scatter",

@@ -327,8 +327,15 @@ class CpuCall {
     if (!blocks.ok()) return blocks.status();
     for (const GemmBlock& block : *blocks) {
       for (int64_t n = 0; n < block.batch; ++n) {
-        GemmArgs g{.a = block.a, .b = block.b, .c = block.c, .bias = block.bias, .accumulate = block.accumulate};
+        GemmArgs g{.a = block.a,
+                   .b = block.b,
+                   .c = block.c,
+                   .bias = block.bias,
+                   .a_scale = block.a_scale,
+                   .b_scale = block.b_scale,
+                   .accumulate = block.accumulate};
         shift(&g.a, n * block.batch_stride_a);
+        shift(&g.a_scale, n * block.batch_stride_scale);
         shift(&g.c, n * block.batch_stride_c);
         OVERLACE_TRY(multiply_rows(g));
       }
@@ -349,6 +356,7 @@ class CpuCall {
     for (int64_t first = 0; first < rows; first += kRows) {
       GemmArgs part = g;
       part.a = g.a.rows(first, std::min(kRows, rows - first));
+      if (g.a_scale.ndim == 2) part.a_scale = g.a_scale.rows(first, std::min(kRows, rows - first));
       part.c = g.c.rows(first, std::min(kRows, rows - first));
       OVERLACE_TRY(cpu_gemm(part));
       for (int lane = ready_lane(/*transfers_only=*/true); lane >= 0; lane = ready_lane(/*transfers_only=*/true)) {

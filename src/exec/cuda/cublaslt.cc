@@ -89,6 +89,8 @@ cudaDataType_t data_type(DType t) {
       return CUDA_R_32F;
     case DType::fp16:
       return CUDA_R_16F;
+    case DType::e4m3:
+      return CUDA_R_8F_E4M3;
     default:
       return CUDA_R_16BF;
   }
@@ -136,8 +138,8 @@ class CublasLtImpl final : public CublasLt {
     return {};
   }
 
-  base::Status run(const LtGemm& shape, const void* a, const void* b, const void* bias, void* c, int lane,
-                   cudaStream_t stream) override {
+  base::Status run(const LtGemm& shape, const LtOperands& operands, int lane, cudaStream_t stream) override {
+    const auto [a, b, bias, c, a_scale, b_scale] = operands;
     const LtGemm g = shape.at(a, b, c);
     OVERLACE_TRY(prepare(g));
     Plan& plan = *plans_.at(g);
@@ -145,6 +147,7 @@ class CublasLtImpl final : public CublasLt {
       OVERLACE_TRY(lt_status(api()->desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias),
                              "cublasLtMatmulDescSetAttribute(BIAS_POINTER)", g));
     }
+    if (g.scales != spec::Scales::none) OVERLACE_TRY(set_scales(g, plan, a_scale, b_scale));
     void* workspace = nullptr;
     OVERLACE_TRY(workspace_of(lane, &workspace));
     const double one64 = 1, beta64 = g.accumulate ? 1 : 0;
@@ -178,11 +181,34 @@ class CublasLtImpl final : public CublasLt {
       OVERLACE_TRY(lt_status(lt.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type),
                              "cublasLtMatmulDescSetAttribute(BIAS_DATA_TYPE)", g));
     }
+    if (g.scales != spec::Scales::none) {
+      // The heuristic looks whether there are scales; it does not read them.
+      const auto* const some = reinterpret_cast<const void*>(uintptr_t{kMaxLtAlignment});
+      OVERLACE_TRY(set_scales(g, plan, some, some));
+    }
+    if (g.scales == spec::Scales::rows) {
+      const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+      for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
+        if (lt.desc_set(plan.desc, attribute, &mode, sizeof mode) != CUBLAS_STATUS_SUCCESS)
+          return base::error(Errc::not_supported,
+                             "cuBLASLt {} has no scales of rows; wanted: 12.9 or newer, or scales of tensors",
+                             version());
+      }
+    }
     const bool nk = g.b_layout == spec::BLayout::nk;
     OVERLACE_TRY(layout(g, &plan.weight, data_type(g.in), nk ? g.k : g.n, nk ? g.n : g.k, g.ldb, 0));
     OVERLACE_TRY(layout(g, &plan.activation, data_type(g.in), g.a_is_km ? g.m : g.k, g.a_is_km ? g.k : g.m, g.lda,
                         g.batch_stride_a));
     return layout(g, &plan.result, data_type(g.out), g.n, g.m, g.ldc, g.batch_stride_c);
+  }
+
+  /// cuBLASLt's A is our b, its B our a.
+  static base::Status set_scales(const LtGemm& g, Plan& plan, const void* a_scale, const void* b_scale) {
+    for (const auto& [attribute, scale] : {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_scale},
+                                           std::pair{CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a_scale}})
+      OVERLACE_TRY(lt_status(api()->desc_set(plan.desc, attribute, &scale, sizeof scale),
+                             "cublasLtMatmulDescSetAttribute(SCALE_POINTER)", g));
+    return {};
   }
 
   base::Status layout(const LtGemm& g, cublasLtMatrixLayout_t* out, cudaDataType_t type, int64_t rows, int64_t cols,
@@ -228,9 +254,10 @@ class CublasLtImpl final : public CublasLt {
     if (found == 0) {
       return base::error(
           Errc::not_supported,
-          "cuBLASLt has no algorithm for m {} n {} k {} lda {} ldb {} ldc {}, a, b and c at multiples of "
+          "cuBLASLt has no algorithm for {} -> {}{} m {} n {} k {} lda {} ldb {} ldc {}, a, b and c at multiples of "
           "{}, {} and {} bytes",
-          g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.align_a, g.align_b, g.align_c);
+          dtype_name(g.in), dtype_name(g.out), g.bias ? " with a bias" : "", g.m, g.n, g.k, g.lda, g.ldb, g.ldc,
+          g.align_a, g.align_b, g.align_c);
     }
     plan.algo = result.algo;
     return {};

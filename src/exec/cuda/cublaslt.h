@@ -26,8 +26,7 @@ class CublasLt {
   virtual base::Status prepare(const LtGemm& gemm) = 0;
   /// Queues; prepares first if needed, for where the operands lie. `lane` selects the workspace: calls that may run at
   /// once use different lanes.
-  virtual base::Status run(const LtGemm& gemm, const void* a, const void* b, const void* bias, void* c, int lane,
-                           cudaStream_t stream) = 0;
+  virtual base::Status run(const LtGemm& gemm, const LtOperands& operands, int lane, cudaStream_t stream) = 0;
 };
 
 }  // namespace overlace::exec

@@ -174,8 +174,22 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
       return base::error(Errc::not_supported, "{}: bias is {}, wanted {} as the output, on GPUs",
                          instance.id(call.program.schedule), dtype_name(block.bias.dtype), dtype_name(g.out));
     }
-    const void* const bias = g.bias ? block.bias.data : nullptr;
-    OVERLACE_TRY(blas_->run(g, block.a.data, block.b.data, bias, block.c.data, 0, stream_));
+    LtOperands operands{.a = block.a.data, .b = block.b.data, .c = block.c.data};
+    if (g.bias) operands.bias = block.bias.data;
+    operands.a_scale = block.a_scale.data, operands.b_scale = block.b_scale.data;
+    g.scales = spec::scales_of(call.program.task(instance).params);
+    const int64_t launches = g.scales == spec::Scales::rows ? g.batch : 1;  // a batch shares what it does not step over
+    if (launches > 1) g.batch = 1;
+    for (int64_t i = 0; i < launches; ++i) {
+      OVERLACE_TRY(blas_->run(g, operands, 0, stream_));
+      const auto step = [](auto* data, const TensorView& t, int64_t elements) {
+        return static_cast<const char*>(static_cast<const void*>(data)) +
+               elements * static_cast<int64_t>(dtype_bytes(t.dtype));
+      };
+      operands.a = step(operands.a, block.a, block.batch_stride_a);
+      operands.c = const_cast<char*>(step(operands.c, block.c, block.batch_stride_c));
+      if (launches > 1) operands.a_scale = step(operands.a_scale, block.a_scale, block.batch_stride_scale);
+    }
   }
   return {};
 }

@@ -56,7 +56,7 @@ class CudaOracleMath final : public OracleMath {
     g.k = g.lda = g.ldb = k;
     g.ldc = n;
     g.in = g.out = DType::fp64;
-    OVERLACE_TRY(blas_->run(g, da.data(), dw.data(), nullptr, dc.data(), 0, nullptr));
+    OVERLACE_TRY(blas_->run(g, {.a = da.data(), .b = dw.data(), .c = dc.data()}, 0, nullptr));
     return dc.download(c);
   }
 

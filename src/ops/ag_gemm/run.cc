@@ -6,7 +6,7 @@ namespace overlace::ops {
 namespace {
 
 CallArgs in_order(const AgGemmArgs& args) {
-  return {.tensors = {args.a_shard, args.b, args.c, args.bias, args.a},
+  return {.tensors = {args.a_shard, args.b, args.c, args.bias, args.a, args.a_scale, args.b_scale},
           .row_offsets = args.row_offsets,
           .activation = args.activation};
 }

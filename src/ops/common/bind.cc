@@ -71,6 +71,7 @@ class Check {
   base::Status all() {
     OVERLACE_TRY(options());
     for (size_t i = 0; i < def_.args.size(); ++i) OVERLACE_TRY(alone(i));
+    if (spec::takes_scales(def_)) OVERLACE_TRY(check_fp8(site_, input_, factor_));
     if (def_.check_data != nullptr) {
       const std::string why = def_.check_data(op_, site_.rank, args_.tensors, site_.looks_at_memory && !site_.is_gpu);
       if (!why.empty()) return refuse(site_, "{}", why);
@@ -82,8 +83,11 @@ class Check {
       if (const std::string why = spec::splits_problem(def_, op_); !why.empty()) return refuse(site_, "{}", why);
     off_ = spec::row_offsets(op_);
     for (size_t i = 0; i < def_.args.size(); ++i)
-      if (is_split(shape(def_.args[i])) && def_.args[i].role != Role::gathered && def_.args[i].role != Role::data)
+      if (is_split(shape(def_.args[i])) && def_.args[i].role != Role::gathered && def_.args[i].role != Role::data &&
+          def_.args[i].role != Role::scale)
         OVERLACE_TRY(matrix(i));
+    for (size_t i = 0; i < def_.args.size(); ++i)
+      if (def_.args[i].role == Role::scale) OVERLACE_TRY(scale(i));
     for (size_t i = 0; i < def_.args.size(); ++i)
       if (def_.args[i].role == Role::bias)
         OVERLACE_TRY(check_bias(site_, args_.tensors[i], value(shape(def_.args[i]).rows), output_, input_));
@@ -119,7 +123,7 @@ class Check {
       return is_split(wanted) ? base::Status() : matrix(i);
     }
     if (arg.role != Role::input) return {};
-    if (t.name == input_.name) OVERLACE_TRY(check_input_dtype(site_, t));
+    if (t.name == input_.name) OVERLACE_TRY(check_input_dtype(site_, t, spec::takes_scales(def_)));
     if (arg.has_layout) {
       OVERLACE_TRY(check_b(site_, t, value(wanted.rows), input_, wanted.rows));
       if (t.view.dim(1) == value(wanted.columns)) return {};
@@ -129,6 +133,11 @@ class Check {
     OVERLACE_TRY(check_same_dtype(site_, t, input_));
     return is_split(wanted) ? check_matrix(site_, t, t.view.dim(0), t.view.ndim == 2 ? t.view.dim(1) : 0, "as given")
                             : matrix(i);
+  }
+
+  base::Status scale(size_t i) const {
+    const Arg& arg = def_.args[i];
+    return check_scale(site_, named(i), input_, op_.scales, value(arg.rows), value(arg.columns), arg.why);
   }
 
   base::Status matrix(size_t i) const {
@@ -201,6 +210,8 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
     const TensorView& t = args.tensors[i];
     if (arg.role == Role::bias) op.bias = op.bias || t.defined();
     if (arg.role == Role::gathered) op.gathered = op.gathered || t.defined();
+    if (arg.role == Role::scale && t.defined() && op.scales == spec::Scales::none)
+      op.scales = t.ndim == 1 ? spec::Scales::tensor : spec::Scales::rows;
     const bool is_given = arg.role == Role::input || arg.role == Role::data;
     if (is_given && !std::exchange(has_input, true)) op.dtype = t.dtype;
     if (arg.role == Role::output && !std::exchange(has_output, true)) op.out_dtype = t.dtype;

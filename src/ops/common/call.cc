@@ -40,15 +40,16 @@ base::Status check_exchanged(const Site& site, const spec::OperatorDef& def, con
   return {};
 }
 
-/// What the schedule's fused kernel loads or stores by its copy engines; a bias it does not, and gathered rows are
-/// copied behind it.
+/// What the schedule's fused kernel loads or stores by its copy engines, or a product of fp8; a bias they do not, and
+/// gathered rows are copied behind it.
 bool is_kernel_operand(const spec::Schedule& schedule, const spec::Arg& arg) {
   if (arg.role == Role::gathered) return fused::needs_instance(schedule);
-  if (arg.role == Role::bias || arg.role == Role::data) return false;
+  if (arg.role == Role::bias || arg.role == Role::data || arg.role == Role::scale) return false;
   const auto is_arg = [&](const spec::Region& region) { return region.buffer == arg.name; };
   return std::any_of(schedule.tasks.begin(), schedule.tasks.end(), [&](const spec::Task& task) {
-    return spec::is_part(task) && (std::any_of(task.reads.begin(), task.reads.end(), is_arg) ||
-                                   std::any_of(task.writes.begin(), task.writes.end(), is_arg));
+    return (spec::is_part(task) || spec::num_scales(task) > 0) &&
+           (std::any_of(task.reads.begin(), task.reads.end(), is_arg) ||
+            std::any_of(task.writes.begin(), task.writes.end(), is_arg));
   });
 }
 

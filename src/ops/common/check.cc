@@ -87,8 +87,11 @@ base::Status check_memory(const Site& site, const Named& t) {
   return {};
 }
 
-base::Status check_input_dtype(const Site& site, const Named& t) {
+base::Status check_input_dtype(const Site& site, const Named& t, bool takes_scales) {
   switch (t.view.dtype) {
+    case DType::e4m3:
+      if (takes_scales) return {};
+      break;
     case DType::fp32:
     case DType::fp16:
     case DType::bf16:
@@ -98,11 +101,54 @@ base::Status check_input_dtype(const Site& site, const Named& t) {
       return base::error(Errc::not_supported, "{}: {} is fp64, which only the cpu backend multiplies; rank {}", site.op,
                          t.name, site.rank);
     default:
-      return refuse(site, "{} must be fp32, bf16, fp16 or fp64, got {}", t.name, dtype_name(t.view.dtype));
+      break;
   }
+  return refuse(site, "{} must be fp32, bf16, fp16{} or fp64, got {}", t.name, takes_scales ? ", e4m3" : "",
+                dtype_name(t.view.dtype));
+}
+
+base::Status check_fp8(const Site& site, const Named& a, const Named& b) {
+  if (a.view.dtype != DType::e4m3) return {};
+  const int64_t k = a.view.dim(1), n = b.view.dim(1);
+  if (k % spec::kFp8Columns != 0)
+    return refuse(site, "{} {} of {} has K = {}, wanted a multiple of {}", a.name, a.view.shape(),
+                  dtype_name(a.view.dtype), k, spec::kFp8Columns);
+  if (k > 1 && b.view.stride(0) != 1)
+    return refuse(site, "{} {} of {} must be contiguous in K (strides 1, >= {}), got strides {}", b.name,
+                  b.view.shape(), dtype_name(b.view.dtype), k, strides_of(b.view));
+  if (!site.is_gpu) return {};
+  const auto row = [](const TensorView& t, int outer) { return t.dim(outer) > 1 ? t.stride(outer) : 0; };
+  const int64_t pitches[] = {n, row(a.view, 0), row(b.view, 1)};
+  const std::string_view names[] = {"N", "rows of a", "columns of b"};
+  for (size_t i = 0; i < std::size(pitches); ++i)
+    if (pitches[i] % spec::kFp8Columns != 0)
+      return base::error(
+          Errc::not_supported, "{}: {} {} {} with operands of {}, wanted a multiple of {} on GPUs; rank {}", site.op,
+          names[i], i == 0 ? "is" : "are apart by", pitches[i], dtype_name(a.view.dtype), spec::kFp8Columns, site.rank);
+  return {};
+}
+
+base::Status check_scale(const Site& site, const Named& t, const Named& like, spec::Scales scales, int64_t rows,
+                         int64_t cols, std::string_view why) {
+  const bool is_fp8 = like.view.dtype == DType::e4m3;
+  if (!is_fp8 && !t.view.defined()) return {};
+  if (!is_fp8 || !t.view.defined())
+    return refuse(site, "{} is {}, wanted {}: {} is {}", t.name, t.view.defined() ? t.view.shape() : "not given",
+                  is_fp8 ? "one" : "none", like.name, dtype_name(like.view.dtype));
+  if (t.view.dtype != DType::fp32) return refuse(site, "{} must be fp32, got {}", t.name, dtype_name(t.view.dtype));
+  if (scales == spec::Scales::tensor) return check_vector(site, t, 1, "as a_scale and b_scale are alike");
+  OVERLACE_TRY(check_matrix(site, t, rows, cols, why));
+  if (cols == 1 && rows > 1 && t.view.stride(0) != 1)
+    return refuse(site, "{} {} must be contiguous, got strides {}", t.name, t.view.shape(), strides_of(t.view));
+  return {};
 }
 
 base::Status check_output_dtype(const Site& site, const Named& t, const Named& like) {
+  if (like.view.dtype == DType::e4m3) {
+    if (t.view.dtype == DType::bf16 || t.view.dtype == DType::fp16 || t.view.dtype == DType::fp32) return {};
+    return refuse(site, "{} must be bf16, fp16 or fp32, as {} is {}, got {}", t.name, like.name,
+                  dtype_name(like.view.dtype), dtype_name(t.view.dtype));
+  }
   const bool fits = t.view.dtype == like.view.dtype || (t.view.dtype == DType::fp32 && like.view.dtype != DType::fp64);
   if (fits) return {};
   return refuse(site, "{} must have the dtype of {} ({}){}, got {}", t.name, like.name, dtype_name(like.view.dtype),
@@ -166,6 +212,10 @@ base::Status check_pairs(const Site& site, const Named& b) {
 base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in) {
   if (!bias.defined()) return {};
   if (bias.ndim != 1 || bias.dim(0) != n) return refuse(site, "bias must be ({}), got {}", n, bias.shape());
+  const bool is_fp8 = in.view.dtype == DType::e4m3;
+  if (is_fp8 && bias.dtype != out.view.dtype)
+    return refuse(site, "bias must have the dtype of {} ({}), got {}", out.name, dtype_name(out.view.dtype),
+                  dtype_name(bias.dtype));
   if (bias.dtype != out.view.dtype && bias.dtype != in.view.dtype) {
     return refuse(site, "bias must have the dtype of {} ({}) or of {} ({}), got {}", out.name,
                   dtype_name(out.view.dtype), in.name, dtype_name(in.view.dtype), dtype_name(bias.dtype));
@@ -228,6 +278,11 @@ base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec:
                        site.op, schedule.family, spec::name_of(spec::activation_of(schedule.params)),
                        spec::name_of(op.activation), site.rank);
   }
+  if (spec::scales_of(schedule.params) != op.scales) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for scales {}, the call has {}; rank {}", site.op,
+                       schedule.family, spec::name_of(spec::scales_of(schedule.params)), spec::name_of(op.scales),
+                       site.rank);
+  }
   if (op.gathered && op.ranks > 1 && !schedule.params.contains("gathered")) {
     return base::error(Errc::not_supported, "{}: schedule {} gathers nothing that could be returned in a; rank {}",
                        site.op, schedule.family, site.rank);
@@ -273,6 +328,11 @@ base::Status check_supported(const Channel& channel, const spec::Schedule& sched
                          schedule.op, schedule.family, task.id, task.kind == spec::Kind::tiles ? "tiles" : "host",
                          team.rank());
     }
+    if (task.kind == spec::Kind::tiles && spec::scales_of(schedule.params) != spec::Scales::none) {
+      return base::error(Errc::not_supported,
+                         "{}: schedule {}, task {}: a fused kernel has no scales, wanted tasks of kind gemm; rank {}",
+                         schedule.op, schedule.family, task.id, team.rank());
+    }
     if (task.kind == spec::Kind::collective && team.size() > 1 && team.net() == nullptr) {
       return base::error(Errc::not_supported,
                          "{}: schedule {}, task {}: team \"{}\" has no collectives engine; serial needs none; rank {}",
@@ -310,6 +370,7 @@ std::string agreement(const spec::OperatorDef& def, const spec::OpSpec& op) {
   if (has_rows && spec::exchanges(op.op)) out += base::format(", splits {}", join(spec::splits(op)));
   if (!has_rows) out += base::format(", {}", spec::name_of(op.exchange));
   if (op.blocks.size() > 1) out += base::format(", blocks {}", join(op.blocks));
+  if (op.scales != spec::Scales::none) out += base::format(", scales {}", spec::name_of(op.scales));
   for (const auto& [name, value] : op.fields) out += base::format(", {} {}", name, spec::text_of(value));
   return out;
 }

@@ -13,7 +13,7 @@ base::Status check_support(const Channel& channel, const spec::OpSpec& op, const
   operand.dtype = op.dtype;
   for (const spec::Arg& arg : spec::find_operator(op.op)->args)
     if (arg.role == spec::Role::input) {
-      OVERLACE_TRY(check_input_dtype(site, {arg.call, operand}));
+      OVERLACE_TRY(check_input_dtype(site, {arg.call, operand}, spec::takes_scales(*spec::find_operator(op.op))));
       break;
     }
   return check_supported(channel, schedule);

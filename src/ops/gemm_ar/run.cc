@@ -5,7 +5,9 @@
 namespace overlace::ops {
 namespace {
 
-CallArgs in_order(const GemmArArgs& args) { return {.tensors = {args.a, args.b, args.out, args.bias}}; }
+CallArgs in_order(const GemmArArgs& args) {
+  return {.tensors = {args.a, args.b, args.out, args.bias, args.a_scale, args.b_scale}};
+}
 
 }  // namespace
 

@@ -6,7 +6,8 @@ namespace overlace::ops {
 namespace {
 
 CallArgs in_order(const GemmRsArgs& args) {
-  return {.tensors = {args.a, args.b, args.out, args.bias}, .row_offsets = args.row_offsets};
+  return {.tensors = {args.a, args.b, args.out, args.bias, args.a_scale, args.b_scale},
+          .row_offsets = args.row_offsets};
 }
 
 }  // namespace

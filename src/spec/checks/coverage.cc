@@ -256,11 +256,14 @@ class Provenance {
     const Rect b = rect_of(in.reads[1][0]);
     const bool is_nk = is_b_nk(task);
     const int64_t k = is_nk ? b.column : b.row, n = is_nk ? b.row : b.column;
-    const bool adds_bias = in.reads.size() == 3 && !in.reads.back().empty();
+    const bool adds_bias = in.reads.size() - num_scales(task) == 3 && !in.reads[2].empty();
+    const bool has_row_scales = scales_of(task.params) == Scales::rows;
+    if (has_row_scales && rect_of(in.reads.back()[0]).column != n) fail("scales columns by those of others");
     for (size_t i = 0; i < in.reads[0].size() && ok_; ++i) {
       if (in.writes[0][i].empty()) continue;
       const Rect a = rect_of(in.reads[0][i]), c = rect_of(in.writes[0][i]);
       const bool is_add = task.combine == Combine::add;
+      if (has_row_scales) check_scales(read(a), read(rect_of(in.reads[in.reads.size() - 2][i])));
       Pieces result;
       if (is_add && in.reads[0][i].empty()) {  // the bias alone
         result = read(c);
@@ -273,6 +276,19 @@ class Provenance {
         if (is_add && ok_) result = sum(read(c), result);
       }
       if (ok_) write(c, std::move(result));
+    }
+  }
+
+  /// Scales are those of the rows that they stand beside.
+  void check_scales(const Pieces& rows, const Pieces& scales) {
+    for (const Piece& scale : scales) {
+      if (!scale.is_operand || scale.origin_column != 0) return fail("scales rows by what is no scale");
+      for (const Piece& piece : rows) {
+        const bool meets = piece.row < scale.row + scale.rows && scale.row < piece.row + piece.rows;
+        if (meets && piece.origin_row - piece.row != scale.origin_row - scale.row)
+          return fail(base::format("scales row {} of the problem by the scale of row {}", piece.origin_row,
+                                   scale.origin_row + piece.row - scale.row));
+      }
     }
   }
 

@@ -38,12 +38,32 @@ class ExtentCheck {
   }
 
   void gemm(const Task& task) {
-    if (in_.reads.size() < 2 || in_.reads.size() > 3 || in_.writes.size() != 1 || in_.reads[1].size() != 1) {
-      return fail("a gemm reads a, one b and perhaps a bias, and writes c");
+    const size_t operands = in_.reads.size() - std::min(num_scales(task), in_.reads.size());
+    if (operands < 2 || operands > 3 || in_.writes.size() != 1 || in_.reads[1].size() != 1) {
+      return fail(
+          "a gemm reads a, one b, perhaps a bias and, with the parameter scales, those of a and of b, and writes c");
     }
     if (sums_rows(task) && in_.reads[0].size() != 1) return fail("a gemm that sums rows of a reads one box of it");
     if (columns_per_result(task.params) != 1) return fail("a gemm has no activation: a reduce behind it makes it");
-    product(task, in_.reads.size() == 3 ? &in_.reads[2] : nullptr);
+    product(task, operands == 3 ? &in_.reads[2] : nullptr);
+    if (num_scales(task) > 0) scales(task);
+  }
+  /// One number for each row of a and for each column of c, or one for either.
+  void scales(const Task& task) {
+    const std::vector<Box>&a = in_.reads[0], &of_a = in_.reads[in_.reads.size() - 2], &of_b = in_.reads.back();
+    const bool has_rows = scales_of(task.params) == Scales::rows;
+    const Rect b = rect_of(in_.reads[1][0]);
+    const int64_t n = !has_rows ? 1 : is_b_nk(task) ? b.rows : b.columns;
+    if (sums_rows(task)) return fail("a gemm that sums rows of a has no scales");
+    if (of_b.size() != 1 || of_b[0].numel() != n)
+      return fail(base::format("the scales of b are not the {} of its columns", n));
+    if (of_a.size() != (has_rows ? a.size() : 1)) return fail("the scales of a have another number of boxes than a");
+    for (size_t i = 0; i < of_a.size(); ++i) {
+      const Rect scale = rect_of(of_a[i]);
+      const int64_t wanted = has_rows ? rect_of(a[i]).rows : 1;
+      if (of_a[i].numel() != wanted || scale.columns != 1)
+        return fail(base::format("{} are not the scales of the {} rows of {}", text(of_a[i]), wanted, text(a[i])));
+    }
   }
   /// a b gives c, column by column with the bias.
   void product(const Task& task, const std::vector<Box>* bias) {

@@ -40,7 +40,7 @@ void add_hetero_unfused(Schedule* out, const OpSpec& op) {
 
 /// Step s takes chunk s of every shard, the own one among them, in one GEMM.
 void add_uniform_1d(Schedule* out, const OpSpec& op) {
-  add_copy_own(out, /*is_slab=*/false);
+  add_copy_own(out, op, /*is_slab=*/false);
   const Loop sources = {"p", 0, "G"};
   Task step = gemm(op, "gemm", "s", boxes("X", {chunk_rows("p"), all("K")}, sources), b_operand(op),
                    boxes("C", {chunk_rows("p"), all("N")}, sources), true);
@@ -55,7 +55,7 @@ void add_uniform_1d(Schedule* out, const OpSpec& op) {
 /// step would cost accuracy.
 void add_uniform_2d(Schedule* out, const OpSpec& op) {
   out->buffers.push_back({"acc", Space::local, accumulator(op), {"M", "N"}});
-  add_copy_own(out, /*is_slab=*/true);
+  add_copy_own(out, op, /*is_slab=*/true);
   auto step = [&](const char* id, Loop loop, bool accumulate) {
     Task task = gemm(op, id, "s", box("X", {all("M"), slab_columns()}), b_depth(op, slab_columns()),
                      box("acc", {all("M"), all("N")}), false);
@@ -131,7 +131,7 @@ void add_one_shot_gather(Schedule* out, const OpSpec& op) {
   push.queue = 0;
   push.waits.clear();
   push.sets[0].add = kShares;
-  add_copy_own(out, /*is_slab=*/false);
+  add_copy_own(out, op, /*is_slab=*/false);
   out->tasks.back().queue = 0;
   for (Task& task : out->tasks) {
     task.engine = Engine::sm;
@@ -175,7 +175,15 @@ constexpr Arg kAgGemmArgs[] = {
      .why = "to take N of b",
      .doc = "result for all ranks' rows; with SwiGLU (M, N / 2)"},
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"},
-    kGathered};
+    kGathered,
+    {.name = "A_scale",
+     .call = "a_scale",
+     .role = Role::scale,
+     .rows = "off[r+1]-off[r]",
+     .columns = "1",
+     .why = "as a_shard's rows",
+     .doc = "fp32, for e4m3: of each row of a_shard; or (1), the same on all ranks"},
+    kScaleOfB};
 
 using enum ClosedForm;
 constexpr FamilyDef kAgGemmFamilies[] = {

@@ -40,7 +40,7 @@ void row_blocks(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
 /// Step s takes slab s of the columns of all rows: rows slab s of C, whole sums that are rounded once.
 void column_slabs(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_gather(out, op, options, /*is_slab=*/true);
-  add_copy_own(out, /*is_slab=*/true);
+  add_copy_own(out, op, /*is_slab=*/true);
   Task step = gemm_of_rows(op, "gemm", "s", box("X", {all("M"), slab_columns()}), b_rows(op, all("M")),
                            box("C", {slab_columns(), all("N")}), /*adds=*/false);
   step.loops = {chunks()};

@@ -3,6 +3,7 @@
 
 #include "src/base/ceil_div_pod.h"
 #include "src/spec/families/families.h"
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::spec {
@@ -25,6 +26,8 @@ Meaning dense_meaning(const Schedule& schedule, int rank, int ranks) {
   const int64_t* const known = depth == schedule.params.end() ? nullptr : std::get_if<int64_t>(&depth->second);
   Meaning out;
   out.inputs = {{.buffer = "A", .origin_row = flow.gathers ? first : 0, .is_operand = true}};
+  if (scales_of(schedule.params) == Scales::rows)
+    out.inputs.push_back({.buffer = "A_scale", .origin_row = out.inputs[0].origin_row, .is_operand = true});
   Held result{.buffer = flow.gathers ? "C" : "Y"};
   result.origin_row = stays_with_owner(schedule.op) ? first : 0;
   const int begin = flow.gathers ? rank : 0, end = flow.gathers ? rank + 1 : ranks;
@@ -43,14 +46,14 @@ void make_dense_alone(Schedule* schedule, const OpSpec& op, Purpose purpose) {
   if (purpose != Purpose::comm) add_plain_gemm(schedule, op, "A", gathers(op.op) ? "C" : "Y");
 }
 
-void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c) {
+void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c, bool with_bias) {
   if (flow_of(op.op).sums_rows) {
     schedule->tasks.push_back(gemm_of_rows(op, "gemm", 0, box(a, {all("M"), all("K")}), b_rows(op, all("M")),
                                            box(c, {all("K"), all("N")}), /*adds=*/false));
     return;
   }
   schedule->tasks.push_back(
-      gemm(op, "gemm", 0, box(a, {all("M"), all("K")}), b_operand(op), box(c, {all("M"), all("N")}), true));
+      gemm(op, "gemm", 0, box(a, {all("M"), all("K")}), b_operand(op), box(c, {all("M"), all("N")}), with_bias));
 }
 
 Loop strips() { return {"j", 0, "strips"}; }
@@ -104,6 +107,28 @@ Region b_rows(const OpSpec& op, const Range& m) {
   return op.b_layout == BLayout::nk ? box("B", {all("N"), m}) : box("B", {m, all("N")});
 }
 
+std::string scale_of(std::string_view buffer) { return std::string(buffer) + "_scale"; }
+
+namespace {
+
+/// Appends the scales of the rows of a and of the columns of b that the task reads; b is stored (N, K).
+void add_scales(Task* task, const OpSpec& op) {
+  if (op.scales == Scales::none) return;
+  task->params["scales"] = std::string(name_of(op.scales));
+  if (op.scales == Scales::tensor) {
+    for (const char* factor : {"A", "B"}) task->reads.push_back(box(scale_of(factor), {Range{0, 1}}));
+    return;
+  }
+  Region rows = task->reads[0];
+  rows.buffer = scale_of(rows.buffer);
+  rows.dims[1] = Range{0, 1};
+  const Range columns = task->reads[1].dims[0];
+  task->reads.push_back(std::move(rows));
+  task->reads.push_back(box(scale_of("B"), {Range{0, 1}, columns}));
+}
+
+}  // namespace
+
 Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias) {
   Task out;
   out.id = std::move(id);
@@ -112,6 +137,7 @@ Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Regi
   out.params = {{"b_layout", std::string(op.b_layout == BLayout::nk ? "nk" : "kn")}};
   out.reads = {std::move(a), std::move(b)};
   if (with_bias && op.bias) out.reads.push_back(box("bias", {all("N")}));
+  add_scales(&out, op);
   out.writes = {std::move(c)};
   return out;
 }

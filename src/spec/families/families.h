@@ -118,6 +118,22 @@ Loop strips();
 /// that; an owner without rows is told, too.
 void add_one_shot(Schedule* schedule, const OpSpec& op);
 
+/// Scales of the operators whose A does not travel, and of all.
+inline constexpr Arg kScaleOfA = {.name = "A_scale",
+                                  .call = "a_scale",
+                                  .role = Role::scale,
+                                  .rows = "M",
+                                  .columns = "1",
+                                  .why = "as a's rows",
+                                  .doc = "fp32, for e4m3: of each row of a; or (1)"},
+                     kScaleOfB = {.name = "B_scale",
+                                  .call = "b_scale",
+                                  .role = Role::scale,
+                                  .rows = "1",
+                                  .columns = "N",
+                                  .why = "as b's columns",
+                                  .doc = "fp32, for e4m3: of each column of b; (1) with such an a_scale"};
+
 /// ag_gemm and ag_wgrad: transfers into X, signals `arrived[chunk]` and `credit`. `is_slab`: rows travel in slabs of K.
 void add_gather(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, bool is_slab);
 /// The gathered rows as a result of both.
@@ -141,7 +157,7 @@ inline constexpr FamilyDef kGatherLibrary = whole("library", ClosedForm::library
                                               bound("comm", Purpose::comm, make_gather_comm),
                                               bound("limit", Purpose::limit, make_gather_limit)};
 /// My own into X, on a copy lane of their own, so that one GEMM sees evenly spaced rows.
-void add_copy_own(Schedule* schedule, bool is_slab);
+void add_copy_own(Schedule* schedule, const OpSpec& op, bool is_slab);
 /// All peers, once the last chunk has been read.
 Set credit_at_last();
 
@@ -151,7 +167,8 @@ Set credit_at_last();
 void add_swiglu(Schedule* schedule, const OpSpec& op);
 
 /// The plain GEMM: what every family is on one rank, and `compute` on several.
-void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c);
+void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c,
+                    bool with_bias = true);
 
 /// Loops and expressions that recur. q: chunks; peers(): p = 1 .. G-1 as distances.
 Loop chunks();
@@ -189,7 +206,9 @@ Region b_depth(const OpSpec& op, const Range& k);
 /// Rows of B of ag_wgrad.
 Region b_rows(const OpSpec& op, const Range& m);
 
-/// A gemm task on sm queue 0; adds the bias region when `with_bias` and the operator has one.
+/// The scales of the rows of a buffer that gemm tasks read as a: "A_scale" of "A".
+std::string scale_of(std::string_view buffer);
+/// A gemm task on sm queue 0; adds the bias region when `with_bias` and the operator has one, and those of the scales.
 Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias);
 /// c = a^T b, summed over rows of a. With `adds`: c += a^T b.
 Task gemm_of_rows(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool adds);

@@ -8,11 +8,28 @@
 namespace overlace::spec {
 namespace {
 
+/// The scales of a buffer's rows, where rows have some.
+void add_row_scales(Schedule* schedule, const OpSpec& op, const std::string& buffer, Space space, int depth) {
+  if (op.scales == Scales::rows) schedule->buffers.push_back({scale_of(buffer), space, DType::fp32, {"M", 1}, depth});
+}
+
 /// X: the gathered rows at their place in the whole; `arrived[chunk]` of each sender; `credit` back to the senders.
 void add_gather_inbox(Schedule* schedule, const OpSpec& op) {
   schedule->buffers.push_back({"X", Space::symmetric, op.dtype, {"M", "K"}, 2});
+  add_row_scales(schedule, op, "X", Space::symmetric, 2);
   schedule->signals = {{"arrived", "q"}, {"credit", 1}};
   schedule->params["gathered"] = std::string("X");
+}
+
+const Range kOneColumn = {0, 1};
+
+/// My rows' scales to all peers, in front of the rows in their lanes: the signals of the rows tell of them.
+void add_push_of_scales(Schedule* schedule, const FamilyOptions& options) {
+  Task push = copy("push_scales", lane_of_peer(options), "p-G", {peers()},
+                   box(scale_of("A"), {all("off[r+1]-off[r]"), kOneColumn}),
+                   box_at(scale_of("X"), "(r-p)%G", {shard_rows("r"), kOneColumn}));
+  push.waits = {credit_of("credit", "(r-p)%G")};
+  schedule->tasks.push_back(std::move(push));
 }
 
 /// My chunks (`is_slab`: slabs of columns of my rows) to all peers, nearest user first: rank r-1 computes on my shard
@@ -31,7 +48,7 @@ void add_push(Schedule* schedule, const FamilyOptions& options, bool is_slab) {
 
 /// Whole gather by copies, then the whole GEMM.
 void add_serial(Schedule* schedule, const OpSpec& op) {
-  add_copy_own(schedule, /*is_slab=*/false);
+  add_copy_own(schedule, op, /*is_slab=*/false);
   add_plain_gemm(schedule, op, "X", "C");
   Task& whole = schedule->tasks.back();
   whole.deps = {"copy_own"};
@@ -42,6 +59,7 @@ void add_serial(Schedule* schedule, const OpSpec& op) {
 /// A GEMM that waits for nothing.
 void add_product_alone(Schedule* schedule, const OpSpec& op, const std::string& a) {
   schedule->buffers.push_back({a, Space::local, op.dtype, {"M", "K"}});
+  add_row_scales(schedule, op, a, Space::local, 1);
   add_plain_gemm(schedule, op, a, "C");
 }
 
@@ -87,7 +105,11 @@ void add_swiglu(Schedule* schedule, const OpSpec& op) {
   for (Task& task : behind) schedule->tasks.push_back(std::move(task));
 }
 
-void add_copy_own(Schedule* schedule, bool is_slab) {
+void add_copy_own(Schedule* schedule, const OpSpec& op, bool is_slab) {
+  if (op.scales == Scales::rows)  // in front of the rows in their lane
+    schedule->tasks.push_back(copy("copy_scales", "ce_queues", -1, {},
+                                   box(scale_of("A"), {all("off[r+1]-off[r]"), kOneColumn}),
+                                   box(scale_of("X"), {shard_rows("r"), kOneColumn})));
   const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}
                                        : std::vector<Range>{chunk_rows_in_shard("r"), all("K")});
   const Region to = box("X", is_slab ? std::vector<Range>{shard_rows("r"), slab_columns()}
@@ -104,19 +126,27 @@ Set credit_at_last() {
 void add_gather(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, bool is_slab) {
   if (is_slab) cut_slabs(schedule, op.k, options);
   add_gather_inbox(schedule, op);
+  if (op.scales == Scales::rows) add_push_of_scales(schedule, options);
   add_push(schedule, options, is_slab);
 }
 
 void make_gather_library(Schedule* schedule, const OpSpec& op, const FamilyOptions&) {
   schedule->buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
   schedule->params["gathered"] = std::string("X");
-  Task gather;
-  gather.id = "all_gather";
-  gather.kind = Kind::collective;
-  gather.params = {{"collective", std::string("all_gather")}};
-  gather.reads = {box("A", {all("off[r+1]-off[r]"), all("K")})};
-  gather.writes = {box("X", {all("M"), all("K")})};
-  schedule->tasks.push_back(std::move(gather));
+  add_row_scales(schedule, op, "X", Space::local, 1);
+  const auto gather = [&](const char* id, Expr order, const std::string& from, const std::string& to,
+                          const Range& columns) {
+    Task task;
+    task.id = id;
+    task.kind = Kind::collective;
+    task.order = std::move(order);
+    task.params = {{"collective", std::string("all_gather")}};
+    task.reads = {box(from, {all("off[r+1]-off[r]"), columns})};
+    task.writes = {box(to, {all("M"), columns})};
+    schedule->tasks.push_back(std::move(task));
+  };
+  if (op.scales == Scales::rows) gather("gather_scales", -1, scale_of("A"), scale_of("X"), kOneColumn);
+  gather("all_gather", 0, "A", "X", all("K"));
   add_plain_gemm(schedule, op, "X", "C");
   schedule->tasks.back().order = 1;
 }

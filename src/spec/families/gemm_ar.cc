@@ -61,14 +61,16 @@ void grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   out->buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
   out->signals.push_back({"ready", "q"});
 
-  const auto product = [&](const char* id, const char* order, const std::string& shard) {
-    Range rows = sum.piece.of(shard)[0];
-    return gemm(op, id, order, box("A", {rows, all("K")}), b_operand(op), box("P", {rows, all("N")}), false);
+  const auto product = [&](const char* id, const char* order, const std::string& shard,
+                           const std::optional<Loop>& each = {}) {
+    const Range rows = sum.piece.of(shard)[0];
+    Region a = box("A", {rows, all("K")}), p = box("P", {rows, all("N")});
+    a.each = p.each = each;
+    return gemm(op, id, order, std::move(a), b_operand(op), std::move(p), false);
   };
   if (kIsFused) {  // the chunks of a group touch: one GEMM
-    Task group = product("gemm", "8*s", "p");
+    Task group = product("gemm", "8*s", "p", Loop{"p", 0, "G"});
     group.loops = {chunks()};
-    group.reads[0].each = group.writes[0].each = Loop{"p", 0, "G"};
     out->tasks.push_back(std::move(group));
   } else {
     Task remote = product("gemm_remote", "8*s", "((r+p)%G)");
@@ -150,7 +152,9 @@ constexpr Arg kGemmArArgs[] = {
      .columns = "N",
      .why = "to take a b",
      .doc = "sum over all ranks"},
-    {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
+    {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"},
+    kScaleOfA,
+    kScaleOfB};
 
 constexpr Arg kNormArgs[] = {
     kGemmArArgs[0],

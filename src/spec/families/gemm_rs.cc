@@ -98,7 +98,9 @@ constexpr Arg kGemmRsArgs[] = {
      .columns = "N",
      .why = "to take this rank's rows of a b",
      .doc = "this rank's rows of the sum over all ranks"},
-    {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
+    {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"},
+    kScaleOfA,
+    kScaleOfB};
 
 using enum ClosedForm;
 constexpr FamilyDef kGemmRsFamilies[] = {
@@ -246,8 +248,7 @@ Reduction add_scatter(Schedule* schedule, const OpSpec& op, const FamilyOptions&
   }
   std::string own = "gemm", sent = "gemm";
   if (how == Scatter::serial) {
-    add_plain_gemm(schedule, op, "A", "P");
-    schedule->tasks.back().reads.resize(2);
+    add_plain_gemm(schedule, op, "A", "P", /*with_bias=*/false);
   } else if (how == Scatter::all_shards) {
     add_uniform_rows(schedule, op);
   } else if (how == Scatter::slabs) {
@@ -273,8 +274,7 @@ void make_scatter_library(Schedule* out, const OpSpec& op, const FamilyOptions&)
   const bool is_ar = returns_to_all(op.op);
   const Expr rows = is_ar ? Expr("M") : Expr("off[r+1]-off[r]");
   out->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
-  add_plain_gemm(out, op, "A", "P");
-  out->tasks.back().reads.resize(2);  // the bias is added once, after the sum
+  add_plain_gemm(out, op, "A", "P", /*with_bias=*/false);  // the bias is added once, after the sum
   Task sum;
   sum.id = is_ar ? "all_reduce" : "reduce_scatter";
   sum.kind = Kind::collective;

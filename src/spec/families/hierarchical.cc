@@ -85,8 +85,7 @@ void Builder::add_apart() {
 }
 
 void Builder::add_whole(const std::string& a, const std::string& c) {
-  add_plain_gemm(out_, op_, a, c);
-  if (!gathers(op_.op)) out_->tasks.back().reads.resize(2);  // the bias is added once, after the sum
+  add_plain_gemm(out_, op_, a, c, /*with_bias=*/gathers(op_.op));  // of sums it is added once, behind them
 }
 
 Task Builder::pause(const char* id, Expr order, const std::string& buffer) const {

@@ -61,7 +61,8 @@ def _bad(group):
         "InvalidArgument: gemm_rs: alpha is {}, wanted an int, a float, a bool, a str or a sequence of ints"
     )
     assert refusal({}, alpha=1) == (
-        "InvalidArgument: gemm_rs: no argument is called 'alpha', wanted a, b, out, bias, row_offsets or activation"
+        "InvalidArgument: gemm_rs: no argument is called 'alpha', wanted a, b, out, bias, a_scale, b_scale, "
+        "row_offsets or activation"
     )
     assert refusal({}, row_offsets=[0, 4, 5]) == (
         "InvalidArgument: gemm_rs: row_offsets must be 3 ascending entries from 0 to M = 4, "

@@ -67,18 +67,68 @@ def test_gradients_come_with_them():
     run_ranks(2, gradients)
 
 
+def scaled(group):
+    from overlace.compat import symm_mem
+
+    name, size, rank = group.group_name, group.size(), group.rank()
+    fp8 = torch.float8_e4m3fn
+    a, b = whole(2 * 3, 16, 1 + rank).reshape(2, 3, 16).to(fp8), whole(5, 16, 2).to(fp8).t()
+    rows, columns = whole(6, 1, 4 + rank).abs().float().reshape(2, 3, 1) + 0.5, whole(1, 5, 5).abs().float() + 0.5
+    one = torch.tensor(0.75)
+    wide = torch.float32
+    for dim in (0, 1):
+        for a_scale, b_scale in ((rows, columns), (one, one)):
+            mine = a.double() * a_scale
+            _full, (product,) = unfused(mine, [b.double() * b_scale], group, dim)
+            got, (out,) = symm_mem.fused_all_gather_scaled_matmul(
+                a, [b], a_scale, [b_scale], dim, name, [None], [None], [wide], [False]
+            )
+            assert out.dtype == wide and got.dtype == fp8
+            torch.testing.assert_close(out.double(), product, rtol=1e-6, atol=1e-6)
+            parts = [torch.empty(2, 3, 16) for _ in range(size)]
+            torch.distributed.all_gather(parts, a.float(), group=group)
+            assert_same(got.float(), torch.cat(parts, dim))
+    a = whole(2 * size * 3, 16, 1 + rank).to(fp8)  # flattened, as torch's pass gives it
+    rows = whole(2 * size * 3, 1, 6 + rank).abs().float() + 0.5
+    for a_scale, b_scale in ((rows, columns), (one, one)):
+        total = ((a.double() * a_scale) @ (b.double() * b_scale)).reshape(3, 2 * size, 5)
+        torch.distributed.all_reduce(total, group=group)
+        out = torch.ops.overlace.fused_scaled_matmul_reduce_scatter(
+            a, b, a_scale, b_scale, "avg", 1, 1, name, [3, 2 * size, 5], out_dtype=wide
+        )
+        torch.testing.assert_close(out.double(), total.chunk(size, 1)[rank] / size, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_scaled_results_are_those_of_the_wide_products(size):
+    run_ranks(size, scaled)
+
+
 @pytest.mark.parametrize("name", ["fused_all_gather_scaled_matmul", "fused_scaled_matmul_reduce_scatter"])
-def test_scaled_ones_say_that_they_are_not_there(name):
-    a, scale = torch.ones(2, 2, dtype=torch.float8_e4m3fn), torch.ones(())
-    if name == "fused_all_gather_scaled_matmul":
-        arguments = (a, [a], scale, [scale], 0, "tp", [None], [None], [None], [False])
-    else:
-        arguments = (a, a, scale, scale, "sum", 0, 0, "tp", [2, 2])
-    for function in (getattr(symm_mem, name), getattr(torch.ops.overlace, name)):
-        text = f"{name}: A is torch.float8_e4m3fn with scales, whose products are not there yet, wanted float32"
-        with pytest.raises(errors.Unsupported, match=text) as caught:
-            function(*arguments)
-        assert caught.value.code == "not_supported"
+def test_scaled_ones_give_no_fp8(name):
+    a, scale = torch.ones(16, 16, dtype=torch.float8_e4m3fn), torch.ones(())
+    for result_scale, out_dtype, text in (
+        (None, None, "out_dtype is None, which is the type of the operands there, wanted bfloat16"),
+        (scale, torch.bfloat16, r"result_scale is \[\], wanted None"),
+    ):
+        if name == "fused_all_gather_scaled_matmul":
+            arguments = (a, [a], scale, [scale], 0, "tp", [None], [result_scale], [out_dtype], [False])
+        else:
+            arguments = (a, a, scale, scale, "sum", 0, 0, "tp", [16, 16], None, result_scale, out_dtype)
+        for function in (getattr(symm_mem, name), getattr(torch.ops.overlace, name)):
+            with pytest.raises(errors.Unsupported, match=f"{name}: {text}") as caught:
+                function(*arguments)
+            assert caught.value.code == "not_supported"
+
+
+def test_lists_of_other_lengths_are_refused():
+    a, scale = torch.ones(16, 16, dtype=torch.float8_e4m3fn), torch.ones(())
+    with pytest.raises(errors.InvalidArgument, match="2 biases for 1 Bs, wanted as many"):
+        symm_mem.fused_all_gather_scaled_matmul(
+            a, [a], scale, [scale], 0, "tp", [None, None], [None], [torch.bfloat16], [False]
+        )
+    with pytest.raises(errors.InvalidArgument, match="Bs is empty, wanted one matrix or more"):
+        symm_mem.fused_all_gather_scaled_matmul(a, [], scale, [], 0, "tp", [], [], [], [])
 
 
 def test_the_module_defines_what_it_lists():

@@ -47,6 +47,57 @@ TEST(Half, EveryPatternHasItsValueAndComesBack) {
   }
 }
 
+/// Value of the e4m3 pattern, from the definition: no infinity, and NaN where all bits are set.
+double value_of_e4m3(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
+  const double sign = (bits & 0x80) != 0 ? -1 : 1;
+  if (exponent == 15 && mantissa == 7) return std::nan("");
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(mantissa + 8, exponent - 10));
+}
+
+TEST(Half, EveryPatternOfE4m3HasItsValueAndComesBack) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const auto b = static_cast<uint8_t>(bits);
+    const double want = value_of_e4m3(b);
+    if (std::isnan(want)) {
+      EXPECT_TRUE(std::isnan(e4m3_to_float(b)));
+      EXPECT_EQ(float_to_e4m3(e4m3_to_float(b)), b) << "the sign of NaN stays";
+      continue;
+    }
+    ASSERT_EQ(static_cast<double>(e4m3_to_float(b)), want) << bits;
+    ASSERT_EQ(float_to_e4m3(static_cast<float>(want)), b) << bits;
+    ASSERT_EQ(std::signbit(e4m3_to_float(b)), bits >= 128);
+  }
+}
+
+TEST(Half, E4m3RoundsToNearestEvenAndHasNoInfinity) {
+  for (int bits = 0; bits < 0x7E; ++bits) {  // between each two neighbours
+    const double low = value_of_e4m3(static_cast<uint8_t>(bits)), high = value_of_e4m3(static_cast<uint8_t>(bits + 1));
+    const double middle = (low + high) / 2, step = (high - low) / 1024;
+    ASSERT_EQ(float_to_e4m3(static_cast<float>(middle)), bits % 2 == 0 ? bits : bits + 1) << bits;
+    ASSERT_EQ(float_to_e4m3(static_cast<float>(middle - step)), bits);
+    ASSERT_EQ(float_to_e4m3(static_cast<float>(-middle - step)), 0x80 | (bits + 1));
+  }
+  EXPECT_EQ(float_to_e4m3(464), 0x7E) << "half way to 480, which is not there: the even one";
+  EXPECT_EQ(float_to_e4m3(std::nextafter(464.0F, kInf)), 0x7F);
+  EXPECT_EQ(float_to_e4m3(kInf), 0x7F);
+  EXPECT_EQ(float_to_e4m3(-kInf), 0xFF);
+  EXPECT_EQ(float_to_e4m3(0x1p-10F), 0) << "half of the least one: to the even one, zero";
+  EXPECT_EQ(float_to_e4m3(std::nextafter(0x1p-10F, 1.0F)), 1);
+  uint8_t element = 0;
+  store_element(&element, DType::e4m3, 0, 1.0625 + 1e-12);  // above the middle: one rounding, not two
+  EXPECT_EQ(element, 0x39);
+  EXPECT_EQ(load_element(&element, DType::e4m3, 0), 1.125);
+  const float values[] = {1, -0.5F, 3.3F};
+  uint8_t packed[3];
+  float back[3];
+  convert_from_float(values, packed, DType::e4m3, 3);
+  convert_to_float(packed, DType::e4m3, back, 3);
+  EXPECT_EQ(back[0], 1);
+  EXPECT_EQ(back[1], -0.5F);
+  EXPECT_EQ(back[2], 3.25F);
+}
+
 /// Nearest of the two patterns around |value|, ties to the even one.
 uint16_t nearest(double value, int exponent_bits) {
   const uint16_t infinity = exponent_bits == 5 ? 0x7C00 : 0x7F80;
@@ -137,7 +188,7 @@ TEST(Half, IntegerTypesAreOurBug) {
   float value = 0;
   EXPECT_THROW(load_element(&word, DType::i32, 0), Internal);
   EXPECT_THROW(store_element(&word, DType::u8, 0, 1), Internal);
-  EXPECT_THROW(convert_to_float(&word, DType::e4m3, &value, 1), Internal);
+  EXPECT_THROW(convert_to_float(&word, DType::e5m2, &value, 1), Internal);
   EXPECT_THROW(convert_from_float(&value, &word, DType::i64, 1), Internal);
 }
 

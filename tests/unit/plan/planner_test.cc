@@ -307,6 +307,29 @@ TEST(Planner, FewTokensHaveTheKernelAndTheLibraryOnHopperAndElsewhereWhatOthersH
   }
 }
 
+TEST(Planner, TakesLibraryGemmsForFp8AndSaysThatItsRateWasNotMeasured) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    spec::OpSpec op = op_of(name, 8192, 4096, 8192);
+    const double wide_us = Recurrence(op, h200()).us({"library", 1}).value();
+    op.dtype = DType::e4m3;
+    for (const spec::Scales scales : {spec::Scales::tensor, spec::Scales::rows}) {
+      op.scales = scales;
+      for (const Candidate& one : candidates(op, h200()))
+        EXPECT_TRUE(one.family != "k_slab" && one.family != "tma_slot" && one.family != "one_shot") << one.family;
+      EXPECT_LT(Recurrence(op, h200()).us({"library", 1}).value(), 0.8 * wide_us) << name;
+      Planner planner(h200());
+      const std::shared_ptr<const Plan> plan = planner.plan(op);
+      EXPECT_EQ(plan->tier, Tier::recurrence);
+      EXPECT_NE(plan->reason.find("e4m3 at 1.8 times the rate of 16 bits, which was not measured"), std::string::npos)
+          << plan->reason;
+      EXPECT_EQ(spec::scales_of(plan->schedule.params), scales);
+      spec::Machine measured = h200();
+      measured.gemm.fp8_speedup = {1.7, spec::Source::measured};
+      EXPECT_EQ(Planner(measured).plan(op)->reason.find("not measured"), std::string::npos);
+    }
+  }
+}
+
 TEST(Planner, CandidatesFitTheShape) {
   for (const std::string& name : test::all_operators()) {
     for (const int64_t m : {1, 7, 300, 8192}) {

@@ -41,6 +41,20 @@ TEST(Costs, AProductIsWavesOfTheFastestTile) {
 }
 
 /// GPUs: SMs without a tile take part of K, and the parts are added up.
+TEST(Costs, OperandsOfOneByteAreMultipliedFasterOnGpus) {
+  Machine machine = small();
+  GemmWork bytes{256, 256, 1000};
+  bytes.in_bytes = 1;
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, bytes).us, 3 + 12) << "CPU ranks decode them first";
+  machine.is_gpu = true;
+  machine.gemm.fp8_speedup = {2, Source::measured};
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, bytes).us, 3 + 2 + 5) << "of a wave the part that grows with K";
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {256, 256, 1000}).us, 3 + 12);
+  machine.gemm.sustained_TFLOPs = {1e-3};
+  const double flops = 2.0 * 256 * 256 * 1000;
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, bytes).us, 3 + flops / 2e3);
+}
+
 TEST(Costs, OfFewRowsKIsSplit) {
   Machine machine = small();
   EXPECT_DOUBLE_EQ(gemm_cost(machine, {64, 64, 1000}).us, 3 + 8) << "CPU ranks";

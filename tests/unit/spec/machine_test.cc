@@ -116,6 +116,17 @@ TEST(Machine, SaysHowMuchOfTheGemmGroupsMayTravel) {
 }
 
 /// Files from before it was a figure have kernels that took no more.
+TEST(Machine, SaysHowMuchFasterFp8IsAndWhetherThatWasMeasured) {
+  Machine machine = machine_from_json(with(""));
+  EXPECT_EQ(machine.gemm.fp8_speedup, (Figure{1.8, Source::prior}));
+  EXPECT_EQ(to_json(machine).find("fp8_speedup"), std::string::npos);
+  machine = machine_from_json(with(R"("gemm":{"fp8_speedup":[1.6,"measured"]})"));
+  EXPECT_EQ(machine.gemm.fp8_speedup, (Figure{1.6, Source::measured}));
+  EXPECT_EQ(machine_from_json(to_json(machine)), machine);
+  EXPECT_NE(machine_refusal(with(R"("gemm":{"fp8_speedup":[0,"prior"]})")).find("/gemm/fp8_speedup: got [0"),
+            std::string::npos);
+}
+
 TEST(Machine, SaysWithHowManyRowsOneShotWasMeasured) {
   EXPECT_EQ(find_machine("h200x2").few_rows.measured_rows, (Figure{256, Source::measured}));
   EXPECT_EQ(machine_from_json(with("")).few_rows.measured_rows.value, 64);
