@@ -108,6 +108,7 @@ base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule
   if (dtype != out || (dtype != "bf16" && dtype != "fp16"))
     return missing(schedule, operands + "; wanted: bf16 or fp16, and as much out");
   OVERLACE_TRY(check_shape(schedule));
+  if (spec::is_tracked(schedule)) return missing(schedule, "counted tiles on GPUs; wanted: CPU ranks");
   const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
   if (!spec::gathers(schedule.op) && !spec::takes_one_shot(schedule)) {
