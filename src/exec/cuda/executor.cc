@@ -146,13 +146,12 @@ base::Status CudaExecutor::wait_for_counter(const Call& call, const Prepared& pr
   if (full == 0) return {};  // nothing to store, nothing to count
   auto* const word = reinterpret_cast<uint64_t*>(prepared.counters.as<char>() + index * kCounterPitch);
   node::CudaPeerState& state = node::cuda_peer_state(*team_.runtime().state().backend);
-  OVERLACE_TRY(node::stream_wait(word, full, /*written_by_peer=*/false, state.stream_caps(), stream));
-  if (is_captured_) return {};
-  return state.guard_stream_wait(stream, {.word = word,
-                                          .value = full,
-                                          .peer = static_cast<uint32_t>(team_.rank()),
-                                          .team = team_.pod().team_id,
-                                          .id = static_cast<uint32_t>(index)});
+  if (is_captured_) return node::stream_wait(word, full, /*written_by_peer=*/false, state.stream_caps(), stream);
+  return state.wait_in_stream(stream, {.word = word,
+                                       .value = full,
+                                       .peer = static_cast<uint32_t>(team_.rank()),
+                                       .team = team_.pod().team_id,
+                                       .id = static_cast<uint32_t>(index)});
 }
 
 base::Status CudaExecutor::wait_for_signals(const Call& call, const Prepared& prepared, const spec::Instance& instance,
