@@ -31,18 +31,19 @@ enum class Purpose { plan, compute, comm, limit };
 /// alone.
 enum class ClosedForm {
   none,
-  library,        // one collective and one GEMM
-  serial,         // all copies, then one GEMM, or the reverse
-  per_shard,      // a GEMM per chunk of each shard
-  other_shards,   // a GEMM per chunk of all remote shards, and one of the local shard
-  all_shards,     // a GEMM per chunk of all shards
-  slabs,          // a GEMM per slab of columns
-  group,          // groups of chunks whose sums are broadcast: a GEMM per group
-  group_shards,   // groups of chunks, with a GEMM per shard of a group
-  hosts,          // over several hosts: rows cross once
-  slab_kernel,    // one kernel that pushes slabs of its rows
-  tile_kernel,    // one kernel that sends tiles to the owners' slots
-  small_m_kernel  // one kernel for small M (decode)
+  library,         // one collective and one GEMM
+  serial,          // all copies, then one GEMM, or the reverse
+  per_shard,       // a GEMM per chunk of each shard
+  other_shards,    // a GEMM per chunk of all remote shards, and one of the local shard
+  all_shards,      // a GEMM per chunk of all shards
+  slabs,           // a GEMM per slab of columns
+  group,           // groups of chunks whose sums are broadcast: a GEMM per group
+  group_shards,    // groups of chunks, with a GEMM per shard of a group
+  hosts,           // over several hosts: rows cross once
+  slab_kernel,     // one kernel that pushes slabs of its rows
+  tile_kernel,     // one kernel that sends tiles to the owners' slots
+  tracked_kernel,  // one kernel that counts its tiles, and copies that wait for the counts
+  small_m_kernel   // one kernel for small M (decode)
 };
 
 /// A way to schedule an operator.

@@ -96,7 +96,9 @@ struct Buffer {
   bool operator==(const Buffer&) const = default;
 };
 
-/// A signal: `slots` words per sender. A word lives at the receiver and only grows.
+/// A signal: `slots` words per sender. A word lives at the receiver and only grows. With scope `device` it has `slots`
+/// words in all, which the rank itself sets and awaits alone: counters beside the heap that begin at 0 in each call. On
+/// GPUs they count tiles that a running kernel has stored, and copy lanes wait for them.
 struct SignalDecl {
   std::string name;
   Expr slots;

@@ -70,6 +70,7 @@ base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& sche
   program->agreement = agreement;
   program->expansion = std::move(expansion).value();
   program->lanes = spec::lanes_of(program->expansion);
+  program->first_counter = spec::first_words(schedule, program->expansion, spec::Scope::device);
   for (const spec::Instance& instance : program->expansion.instances) {
     const bool multiplies = program->task(instance).kind == spec::Kind::gemm && has_rows_of_product(instance);
     std::vector<spec::ProductRows>& rows = program->products.emplace_back();
@@ -90,7 +91,7 @@ Shared shared_layout(const Program& program) {
   shared.offsets = std::move(layout.offsets);
   shared.copy_bytes = layout.copy_bytes;
   shared.copies = layout.copies;
-  shared.first_id = spec::first_words(program.expansion);
+  shared.first_id = spec::first_words(program.schedule, program.expansion, spec::Scope::system);
   shared.words = shared.first_id.back();
   shared.first_id.pop_back();
   return shared;

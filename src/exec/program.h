@@ -67,7 +67,8 @@ struct Program {
   std::shared_ptr<Shared> shared;
   std::vector<spec::LaneQueue> lanes;
   std::vector<std::vector<spec::ProductRows>> products;  // per instance: of gemm tasks
-  std::vector<uint64_t> local;  // per Schedule::buffers: offset of a local one in the workspace
+  std::vector<uint64_t> local;          // per Schedule::buffers: offset of a local one in the workspace
+  std::vector<uint32_t> first_counter;  // per Schedule::signals, and the end: the counters of those of scope device
   uint64_t workspace_bytes = 0;
   void* workspace = nullptr;                            // of the executor
   std::shared_ptr<void> prepared;                       // of the executor: plans, streams, events
@@ -85,7 +86,14 @@ struct Program {
   const std::vector<spec::ProductRows>& products_of(const spec::Instance& instance) const {
     return products[static_cast<size_t>(&instance - expansion.instances.data())];
   }
-  /// Id of a word of copy `copy`; a channel id, the same on all ranks.
+  /// Whether its words are counters of this rank, beside the heap.
+  bool is_counter(int signal) const {
+    return schedule.signals[static_cast<size_t>(signal)].scope == spec::Scope::device;
+  }
+  size_t counter(int signal, int64_t slot) const {
+    return size_t{first_counter[static_cast<size_t>(signal)]} + static_cast<size_t>(slot);
+  }
+  /// Id of a word of copy `copy`; a channel id, the same on all ranks. Not of a counter.
   uint32_t id(int copy, int signal, int64_t slot) const {
     return shared->ids.first + static_cast<uint32_t>(copy) * shared->words +
            shared->first_id[static_cast<size_t>(signal)] + static_cast<uint32_t>(slot);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "overlace/channel.h"
+#include "overlace/handle_pod.h"
 #include "overlace/schedule.h"
 #include "overlace/tensor.h"
 #include "src/base/status.h"
@@ -95,9 +96,11 @@ struct KernelContext {
   const spec::Expansion& expansion;
   const Bindings* bindings = nullptr;                     // null in prepare
   std::map<std::string, uint64_t, std::less<>> memory{};  // symmetric buffers: offset of the first part in every heap
+  std::map<std::string, void*, std::less<>> local{};      // local buffers
   uint64_t pitch = 0;                                     // from a part to the next
   int copies = 1;
-  std::map<std::string, uint32_t, std::less<>> ids{};  // signals: id of slot 0
+  std::map<std::string, uint32_t, std::less<>> ids{};  // signals: id of slot 0; of scope device: number of its counter
+  CountersPod counters{};                              // those of scope device: 0 when a call begins
   std::shared_ptr<void>* state = nullptr;              // the kernel's own, alike for all programs that share the words
   std::shared_ptr<void>* of_schedule = nullptr;        // the kernel's own, of this schedule
   std::shared_ptr<void>* of_channel = nullptr;         // the kernels' own, of the channel
@@ -106,11 +109,14 @@ struct KernelContext {
 /// `copy_out`: behind a launch, rows of the part of the memory that it used; `from` is their place in the first part.
 /// `keeps_memory`: whether the kernel of this schedule reads what an earlier call of it left in symmetric memory; null:
 /// none does. `is_loaded`: whether prepare() of this schedule finds its kernel on the current device; null: it may not.
+/// `counted`: behind prepare(), what a call adds to a counter that its schedule sets, of scope device; null: it has
+/// none.
 struct Kernel {
   std::function<base::Status(const KernelContext&)> prepare, launch;
   std::function<base::Status(const KernelContext&, const TensorView& from, const TensorView& to)> copy_out;
   std::function<bool(const spec::Schedule&)> keeps_memory;
   std::function<bool(const Channel&, const spec::Schedule&)> is_loaded;
+  std::function<uint64_t(const KernelContext&, std::string_view signal, int64_t slot)> counted;
 };
 
 /// What an operator brings.

@@ -290,6 +290,36 @@ double Recurrence::tma_slot_us(int groups, const With& with) const {
   return whole.start_us + end + on * (l.call_us.value + l.launch_us.value);
 }
 
+/// One kernel that counts its tiles: a copy starts a trigger behind the wave that fills its count, tiles of my rows
+/// come last, and sums behind the kernel.
+double Recurrence::tracked_us(int degree, const With& with) const {
+  const auto& l = machine_.latency;
+  const double on = with.latencies ? 1 : 0;
+  const spec::GemmCost whole = fused_product(ClosedForm::tracked_kernel);
+  const double waves = std::max(whole.waves, 1.0), wave = compute_us(whole, with) / waves;
+  const int chunks = chunks_of(degree), copies = chunks * peers_;
+  const double bytes = static_cast<double>(shard_) * row_bytes_ / chunks;
+  const double copy = spec::copy_us(machine_, bytes) * with.copy + on * machine_.copy.post_us.value;
+  const double begin = on * (l.call_us.value + l.launch_us.value) + whole.start_us;
+  double computed = begin + waves * wave, link = begin;
+  std::vector<double> arrived(static_cast<size_t>(chunks));
+  for (int i = 0; i < copies; ++i) {
+    const double filled = std::ceil(waves * (i + 1) * peers_ / (copies * op_.ranks)) * wave;
+    link = std::max(link, begin + filled + on * machine_.copy.trigger_us.value) + copy;
+    arrived[static_cast<size_t>(i / peers_)] = link;
+  }
+  const double sum = spec::reduce_us(machine_, bytes * (op_.ranks + 1)), launch = on * l.launch_us.value;
+  for (const double at : arrived)
+    computed = std::max(computed, at + on * (l.flag_us.value + l.wait_us.value)) + launch + sum;
+  return computed;
+}
+
+/// Chunks are of whole rows of tiles.
+int Recurrence::chunks_of(int degree) const {
+  const int64_t rows = base::ceil_div(shard_, kSlotTileRows);
+  return static_cast<int>(base::ceil_div(rows, base::ceil_div<int64_t>(rows, std::min(degree, kMaxPieces))));
+}
+
 /// gemm_ar in one kernel: sums and copies hide between products but for those of the last band, whose sums go to all
 /// peers behind the last product. Partials, sums and the end of the call are told to peers, which look for them.
 double Recurrence::bands_us(int bands, const With& with) const {
@@ -319,12 +349,12 @@ std::optional<double> Recurrence::one_shot_us() const {
 
 Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
   const ClosedForm form = form_of(candidate);
-  const bool is_one = is_fused(form);
+  const bool is_one = is_fused(form), is_counted = form == ClosedForm::tracked_kernel;
   const Load by = !is_one ? Load::ce_in : is_gather_ ? Load::sm_copy : Load::epi_store;
   const double gemm = spec::contention(machine_, Load::gemm_tensor, by) *
                       (is_one ? 1 : spec::contention(machine_, Load::gemm_tensor, Load::ce_out));
   const double copy = spec::contention(machine_, is_one ? by : Load::ce_out, Load::gemm_tensor);
-  const spec::GemmCost product = is_one ? fused_product(form) : spec::GemmCost{gemm_us_, 1, 0};
+  const spec::GemmCost product = is_one || is_counted ? fused_product(form) : spec::GemmCost{gemm_us_, 1, 0};
   const double product_us = product.us, sent_us = is_one ? store_us(form) : transfer_us_;
   // Whoever waits for the last slab multiplies nothing.
   const double share = form == ClosedForm::slab_kernel ? (own_waves(product) + 1) / std::max(product.waves, 1.0) : 1;
@@ -345,6 +375,11 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
                           : is_reduced_twice_             ? bands_us(candidate.degree, with)
                                                           : tma_slot_us(candidate.degree, with);
     return with.host ? std::max(device, host_us(1, 0, 0)) : device;
+  }
+  if (form == ClosedForm::tracked_kernel) {
+    const double device = tracked_us(candidate.degree, with);
+    const int chunks = chunks_of(candidate.degree), copies = chunks * peers_;
+    return with.host ? std::max(device, host_us(1 + 2 * chunks + copies, 2 * copies, 0)) : device;
   }
   const bool has_groups = is_grouped(form);
   const double device = is_gather_   ? gather_us(steps, with)
@@ -374,6 +409,8 @@ std::optional<double> Recurrence::sums_us(const Candidate& candidate) const {
     if ((is_gather_ ? machine_.transport.store_GBps : machine_.transport.tma_GBps).empty()) return std::nullopt;
     return us_with(candidate, {}, slowed(candidate));
   }
+  if (form == ClosedForm::tracked_kernel)
+    return candidate.degree < 1 ? std::nullopt : std::optional(us_with(candidate, {}, slowed(candidate)));
   const std::optional<Steps> steps = steps_of(candidate);
   if (!steps) return std::nullopt;
   const bool is_busy = machine_.is_gpu && transfer_us_ > machine_.copy.most_grouped.value * gemm_us_;
@@ -409,7 +446,7 @@ spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
   const With with = form == ClosedForm::serial ? With{} : slowed(candidate);
   add("contention", std::max(gemm_us_ * with.gemm, transfer_us_ * with.copy));
   Steps steps;
-  if (!is_fused(form)) {
+  if (!is_fused(form) && form != ClosedForm::tracked_kernel) {
     steps = *steps_of(candidate);
     const int groups = is_grouped(form) ? steps.chunks : 1;
     const double gemm =

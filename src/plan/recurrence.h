@@ -61,6 +61,8 @@ class Recurrence {
   double k_slab_us(int slabs, const With& with) const;
   double tma_slot_us(int groups, const With& with) const;
   double bands_us(int bands, const With& with) const;
+  double tracked_us(int degree, const With& with) const;
+  int chunks_of(int degree) const;
   /// Nothing where the machine has no rate of stores to peers.
   std::optional<double> one_shot_us() const;
   With slowed(const Candidate& candidate) const;

@@ -75,6 +75,7 @@ void check_team(const Schedule& schedule, int ranks, const Machine& machine, con
   if (const base::Status listed = team.list_items(); !listed.ok())
     out->error("S7", schedule.family, 0, listed.message());
   check_extents(team, out);
+  check_scopes(team, out);
   check_counts(team, out);
   if (out->num_errors() > before || !check_circles(team, out)) return;
 

@@ -166,6 +166,14 @@ std::vector<uint32_t> first_words(const Expansion& expansion) {
   return first;
 }
 
+std::vector<uint32_t> first_words(const Schedule& schedule, const Expansion& expansion, Scope scope) {
+  std::vector<uint32_t> first = {0};
+  for (size_t i = 0; i < schedule.signals.size(); ++i)
+    first.push_back(first.back() +
+                    (schedule.signals[i].scope == scope ? static_cast<uint32_t>(expansion.signal_slots[i]) : 0));
+  return first;
+}
+
 int64_t Box::numel() const {
   int64_t n = ndim > 0 ? 1 : 0;
   for (int d = 0; d < ndim; ++d) n *= count[d];

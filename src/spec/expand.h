@@ -81,6 +81,8 @@ int64_t bytes_of(const Schedule& schedule, const std::vector<Box>& boxes);
 int64_t bytes_written(const Schedule& schedule, const Instance& instance);
 /// Numbers that the words of a sender have: those of signal s are [first[s], first[s + 1]).
 std::vector<uint32_t> first_words(const Expansion& expansion);
+/// As above, but only signals of `scope` have words there.
+std::vector<uint32_t> first_words(const Schedule& schedule, const Expansion& expansion, Scope scope);
 
 /// 128-bit digest of the canonical JSON, as 32 hex digits.
 std::string digest(const Schedule& schedule);

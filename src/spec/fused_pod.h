@@ -62,6 +62,16 @@ constexpr TileGroups make_band_groups(int32_t longest, int32_t tiles_n, int32_t 
   return g;
 }
 
+/// GEMM whose tiles are counted where they are computed, for copies: a group is a chunk of whole rows of tiles, so that
+/// one copy takes it. At most `chunks` for each owner.
+constexpr TileGroups make_chunk_groups(int32_t longest, int32_t tiles_n, int32_t chunks) {
+  return {base::ceil_div(longest, chunks < kMaxPieces ? chunks : kMaxPieces), tiles_n > 0 ? tiles_n : 1, 1, tiles_n};
+}
+/// The counter of chunk `chunk` of the rows that rank + `distance` owns, of `size` - 1 for each chunk.
+constexpr int32_t counter_of_chunk(int32_t chunk, int32_t distance, int32_t size) {
+  return chunk * (size - 1) + distance - 1;
+}
+
 constexpr int32_t group_of(const TileGroups& g, const TileOrder& o, const TileCoord& at) {
   return (at.m - o.first_tile[at.shard]) / g.rows * g.groups_n + at.n / g.cols;
 }

@@ -210,23 +210,52 @@ std::vector<LaneQueue> lanes_of(const Expansion& expansion) {
   return out;
 }
 
+namespace {
+
+/// Per instance: those of its own rank that set what it waits for. They are issued first, as a queue that a wait stops
+/// may be theirs, too.
+std::vector<std::vector<int>> own_setters(const Expansion& expansion) {
+  std::map<std::pair<int, int64_t>, std::vector<int>> by_word;
+  std::vector<std::vector<int>> out(expansion.instances.size());
+  for (size_t i = 0; i < out.size(); ++i)
+    for (const ResolvedSet& set : expansion.instances[i].sets)
+      if (set.at == expansion.rank) by_word[{set.signal, set.slot}].push_back(static_cast<int>(i));
+  for (size_t i = 0; i < out.size() && !by_word.empty(); ++i) {
+    for (const ResolvedWait& wait : expansion.instances[i].waits) {
+      const auto found = by_word.find({wait.signal, wait.slot});
+      if (wait.from != expansion.rank || wait.previous || found == by_word.end()) continue;
+      out[i].insert(out[i].end(), found->second.begin(), found->second.end());
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 std::vector<Step> issue_order(const Expansion& expansion, std::span<const LaneQueue> lanes) {
   std::vector<Step> order;
   std::vector<size_t> next(lanes.size(), 0);
   std::vector<bool> issued(expansion.instances.size(), false);
-  const auto is_ready = [&](int index) {
-    const std::vector<int>& deps = expansion.instances[static_cast<size_t>(index)].deps;
-    return std::all_of(deps.begin(), deps.end(), [&](int dep) { return issued[static_cast<size_t>(dep)]; });
+  const std::vector<std::vector<int>> setters = own_setters(expansion);
+  const auto is_issued = [&](int index) { return issued[static_cast<size_t>(index)]; };
+  const auto is_ready = [&](int index, bool may_wait) {
+    const auto i = static_cast<size_t>(index);
+    const std::vector<int>& deps = expansion.instances[i].deps;
+    return std::all_of(deps.begin(), deps.end(), is_issued) &&
+           (may_wait || std::all_of(setters[i].begin(), setters[i].end(), is_issued));
   };
-  while (order.size() < issued.size()) {
-    bool moved = false;
-    for (size_t lane = 0; lane < lanes.size() && !moved; ++lane) {
+  const auto issue_one = [&](bool may_wait) {
+    for (size_t lane = 0; lane < lanes.size(); ++lane) {
       const std::vector<int>& queue = lanes[lane].instances;
-      if (next[lane] == queue.size() || !is_ready(queue[next[lane]])) continue;
+      if (next[lane] == queue.size() || !is_ready(queue[next[lane]], may_wait)) continue;
       order.push_back({.instance = queue[next[lane]++]});
       issued[static_cast<size_t>(order.back().instance)] = true;
-      moved = true;
+      return true;
     }
+    return false;
+  };
+  while (order.size() < issued.size()) {
+    const bool moved = issue_one(/*may_wait=*/false) || issue_one(/*may_wait=*/true);
     OVERLACE_ASSERT(moved);  // expand() gives a topological order, so one exists
   }
   return order;
@@ -240,7 +269,8 @@ base::Result<Timetable> make_timetable(const Schedule& schedule, const std::vect
 bool needs_timetable(const Schedule& schedule, const Expansion& expansion, std::span<const int> group) {
   const auto waits = [&](const Instance& i) {
     if (i.lane.engine == Engine::sm || is_part(schedule.tasks[static_cast<size_t>(i.task)])) return false;
-    return std::any_of(i.waits.begin(), i.waits.end(), [](const ResolvedWait& wait) { return !wait.previous; });
+    return std::any_of(i.waits.begin(), i.waits.end(),
+                       [&](const ResolvedWait& wait) { return !wait.previous && wait.from != expansion.rank; });
   };
   return std::any_of(group.begin(), group.end(), [&](int one) { return one != group.front(); }) ||
          std::any_of(expansion.instances.begin(), expansion.instances.end(), waits);

@@ -119,6 +119,27 @@ class Lister {
     return {};
   }
 
+  /// Tiles of the others chunk by chunk, then own ones.
+  base::Status add_own_last() {
+    TileOrder order = order_of(TileOrderKind::own_last);
+    order.band = chunk_groups(order, parameter("groups", 1)).rows;
+    for (int32_t number = 0; number < count_tiles(order); ++number) {
+      const TileCoord at = tile_at(order, number);
+      const int64_t p = (at.shard - order.rank + order.size) % order.size;
+      if (p == 0) {
+        OVERLACE_TRY(add("tiles_own", {}, window_of(order, at, off_[static_cast<size_t>(at.shard)], 0)));
+        continue;
+      }
+      const int64_t s = (at.m - order.first_tile[at.shard]) / order.band;
+      const auto chunk = static_cast<size_t>(at.shard * parameter("q", 1) + s);
+      if (s >= parameter("q", 1))
+        return base::error(Errc::bad_schedule, "schedule {}: chunk {} of its list of items; wanted: {} chunks",
+                           schedule_.family, s, parameter("q", 1));
+      OVERLACE_TRY(add("tiles_remote", {s, p}, window_of(order, at, schedule_.tables.at("cut")[chunk], 0)));
+    }
+    return {};
+  }
+
   /// Own tiles, then those of rank + 1 and so on, each slab by slab.
   base::Status add_rotated() {
     const TileOrder order = order_of(TileOrderKind::rotated);
@@ -278,21 +299,27 @@ TileGroups woven_groups(TileOrder* order, int64_t groups, bool sums_travel) {
   return bands;
 }
 
+TileGroups chunk_groups(const TileOrder& order, int64_t chunks) {
+  return make_chunk_groups(longest_row_tiles(order), order.tiles_n,
+                           static_cast<int32_t>(std::clamp<int64_t>(chunks, 1, kMaxPieces)));
+}
+
 base::Result<std::vector<Item>> items_of(const Schedule& schedule, const Expansion& expansion, const Workers& workers) {
   const auto kind = schedule.params.find("items");
   if (kind == schedule.params.end() || expansion.ranks < 2 || expansion.ranks > kOrderShards)
     return std::vector<Item>{};
   const std::string* const name = std::get_if<std::string>(&kind->second);
-  const bool is_woven = name != nullptr && *name == "woven", is_rotated = name != nullptr && *name == "rotated";
-  if (!is_woven && !is_rotated)
-    return base::error(Errc::bad_schedule, "schedule {}: items is {}, wanted woven or rotated", schedule.family,
-                       name == nullptr ? "no text" : *name);
+  const auto is = [&](std::string_view kind_name) { return name != nullptr && *name == kind_name; };
+  const bool is_rotated = is("rotated"), is_own_last = is("own_last");
+  if (!is("woven") && !is_rotated && !is_own_last)
+    return base::error(Errc::bad_schedule, "schedule {}: items is {}, wanted woven, own_last or rotated",
+                       schedule.family, name == nullptr ? "no text" : *name);
   if (const std::string what = problem(schedule, expansion, workers); !what.empty())
     return base::error(Errc::bad_schedule, "schedule {}: {} items with {}", schedule.family, *name, what);
-  if (const std::string what = is_woven ? problem_of_parts(schedule, expansion) : ""; !what.empty())
-    return base::error(Errc::bad_schedule, "schedule {}: woven items with {}", schedule.family, what);
+  if (const std::string what = is_rotated ? "" : problem_of_parts(schedule, expansion); !what.empty())
+    return base::error(Errc::bad_schedule, "schedule {}: {} items with {}", schedule.family, *name, what);
   Lister lister(schedule, expansion, workers);
-  OVERLACE_TRY(is_woven ? lister.add_woven() : lister.add_rotated());
+  OVERLACE_TRY(is_rotated ? lister.add_rotated() : is_own_last ? lister.add_own_last() : lister.add_woven());
   std::vector<Item> items = lister.take();
   OVERLACE_TRY(check_order(schedule, expansion, items));
   OVERLACE_TRY(check_cover(schedule, expansion, items));

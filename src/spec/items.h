@@ -29,7 +29,10 @@ struct Workers {
 /// or so many bands of rows where sums go on to all ranks (`sums_travel`). Sets the bands of the order in that case.
 TileGroups woven_groups(TileOrder* order, int64_t groups, bool sums_travel);
 
-/// The list of this rank, by parameter "items" of the schedule: "woven" (work_order_pod.h) or "rotated"
+/// Groups of tiles that are counted together, for at most so many copies to each owner.
+TileGroups chunk_groups(const TileOrder& order, int64_t chunks);
+
+/// The list of this rank, by parameter "items" of the schedule: "woven" (work_order_pod.h), "own_last" or "rotated"
 /// (tile_order_pod.h), the functions from which GPUs make theirs. Empty if there is no such parameter, or more ranks
 /// than kernels take: parts follow each other in their lanes. Instances without rows or columns are in no list. Returns
 /// bad_schedule if a part is missing, if its tiles do not make up what it writes, or if an item depends on a later one.

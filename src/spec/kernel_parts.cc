@@ -69,8 +69,9 @@ class Comparison {
   base::Status run() {
     OVERLACE_TRY(check_sizes());
     const bool has_few_rows = takes_one_shot(schedule_);
-    OVERLACE_TRY(gathers(schedule_.op) ? (has_few_rows ? few_rows_gathered() : slabs())
-                                       : (has_few_rows ? few_rows_summed() : sums()));
+    OVERLACE_TRY(is_tracked(schedule_)   ? counted_tiles()
+                 : gathers(schedule_.op) ? (has_few_rows ? few_rows_gathered() : slabs())
+                                         : (has_few_rows ? few_rows_summed() : sums()));
     if (compared_ != parts_.size())
       return bad("has {} parts on rank {}; its kernel does {}", parts_.size(), rank_, compared_);
     return check_others();
@@ -147,6 +148,35 @@ class Comparison {
     Doing release{.part = {"release", {}}, .to = {}, .behind = std::move(all_sums), .moves_nothing = true};
     for (int64_t p = 1; p < ranks_; ++p) release.sets.push_back(credit_to((rank_ + p) % ranks_));
     return compare(release);
+  }
+
+  /// Products of all rows into local memory; those of a chunk of a peer's rows are counted.
+  base::Status counted_tiles() {
+    OVERLACE_TRY(draws("own_last"));
+    OVERLACE_TRY(has_signals({"done"}));
+    OVERLACE_TRY(partials("P"));
+    const int64_t tile_m = number("tile_m");
+    const TileOrder order =
+        make_tile_order(TileOrderKind::own_last, rank_, ranks_, off_.data(), static_cast<int32_t>(tile_m),
+                        static_cast<int32_t>(base::ceil_div(n_, number("tile_n"))));
+    const int64_t band = chunk_groups(order, number("groups")).rows, tall = band * tile_m;
+    const Span columns = {0, n_};
+    const auto product = [&](PartId part, const Span& rows, std::vector<ResolvedSet> sets) {
+      return compare({.part = std::move(part),
+                      .kind = Kind::tiles,
+                      .from = {box("A", rank_, {rows, {0, k_}}), b_box(columns, {0, k_})},
+                      .to = box("P", rank_, {rows, columns}),
+                      .sets = std::move(sets)});
+    };
+    for (int64_t s = 0; s < base::ceil_div(longest_row_tiles(order), band); ++s) {
+      for (int64_t p = 1; p < ranks_; ++p) {
+        const int64_t owner = (rank_ + p) % ranks_;
+        const int64_t counter = counter_of_chunk(static_cast<int32_t>(s), static_cast<int32_t>(p), ranks_);
+        OVERLACE_TRY(product({"tiles_remote", {s, p}}, in_all(owner, between(s * tall, (s + 1) * tall, rows_of(owner))),
+                             {{.signal = signal("done"), .slot = counter, .at = rank_}}));
+      }
+    }
+    return product({"tiles_own", {}}, rows_in_all(rank_), {});
   }
 
   /// Own rows to all peers slab by slab, and tiles of each rank's rows.
@@ -379,6 +409,16 @@ class Comparison {
                text_of(there.dtype, expansion_.buffer_shapes[i], there.depth),
                list(shape, [](int64_t x) { return std::to_string(x); }));
   }
+  base::Status partials(std::string_view name) const {
+    const auto i = static_cast<size_t>(buffer(name));
+    if (i == schedule_.buffers.size()) return bad("has no {}, which its kernel uses", name);
+    const Buffer& there = schedule_.buffers[i];
+    const bool has_type = is(schedule_.params, "dtype", std::string(dtype_name(there.dtype)));
+    const std::vector<int64_t> shape = {m_, n_};
+    if (has_type && there.space == Space::local && expansion_.buffer_shapes[i] == shape) return {};
+    return bad("has {} as {}, {} dimensions; its kernel wants local memory of the operands' type, ({}, {})", name,
+               dtype_name(there.dtype), expansion_.buffer_shapes[i].size(), m_, n_);
+  }
   base::Status check_sizes() const {
     if (ranks_ < 2 || ranks_ > kOrderShards)
       return bad("is of {} ranks; its kernel takes 2 to {}", ranks_, kOrderShards);
@@ -390,17 +430,19 @@ class Comparison {
         return bad("has {} {}; its kernel takes 1 to {}", name, number(name), int64_t{1} << 30);
     return {};
   }
-  /// The words and inboxes of a kernel are its own: it counts otherwise than the schedule, in epochs of its own.
+  /// The words and inboxes of a kernel are its own: it counts otherwise than the schedule, in epochs of its own. Not
+  /// counters of scope device, which it sets for others; and one that sets those alone has no inbox.
   base::Status check_others() const {
     std::set<int> signals, inboxes;
     for (const auto& [id, i] : parts_) {
       const Instance& part = expansion_.instances[static_cast<size_t>(i)];
       for (const ResolvedWait& wait : part.waits) signals.insert(wait.signal);
-      for (const ResolvedSet& set : part.sets) signals.insert(set.signal);
+      for (const ResolvedSet& set : part.sets)
+        if (schedule_.signals[static_cast<size_t>(set.signal)].scope == Scope::system) signals.insert(set.signal);
     }
     for (size_t i = 0; i < schedule_.buffers.size(); ++i) {
       if (schedule_.buffers[i].space != Space::symmetric) continue;
-      inboxes.insert(static_cast<int>(i));
+      if (!is_tracked(schedule_)) inboxes.insert(static_cast<int>(i));
       if (schedule_.buffers[i].depth > 2)
         return bad("has {} copies of {}; beside its kernel there are 2", schedule_.buffers[i].depth,
                    schedule_.buffers[i].name);

@@ -86,6 +86,8 @@ inline bool is_part(const Task& task) { return task.wait_by == WaitBy::kernel; }
 
 /// Whether the schedule's kernel is one of few rows, through which the weights stream.
 bool takes_one_shot(const Schedule& schedule);
+/// Whether its kernel counts tiles that it stores, for copy lanes that wait for the counts.
+bool is_tracked(const Schedule& schedule);
 
 /// Rows of the longest shard.
 int64_t longest_shard(const Schedule& schedule);

@@ -13,9 +13,10 @@ inline constexpr int32_t kWhole = 1 << 30;
 inline constexpr int32_t kMaxBands = 16;  // of a kernel that sums between GEMMs
 
 /// linear: as if there were one shard. rotated: shards r, r+1, ... woven: tiles of the other
-/// shards, r+1 first, with those of the local shard spread evenly among them, band by band. grouped: `groups` times one
-/// chunk per owner, the local chunk last in its group; owners take turns, chunk c belongs to c % size.
-enum class TileOrderKind : int32_t { linear, rotated, woven, grouped };
+/// shards, r+1 first, with those of the local shard spread evenly among them, band by band. own_last: tiles of the
+/// other shards, r+1 first, band by band, then those of the local shard. grouped: `groups` times one chunk per owner,
+/// the local chunk last in its group; owners take turns, chunk c belongs to c % size.
+enum class TileOrderKind : int32_t { linear, rotated, woven, own_last, grouped };
 /// along_n: blocks of `swizzle` row tiles, each swept along N. along_m: blocks of `swizzle` column tiles, swept along
 /// M.
 enum class TileSweep : int32_t { along_n, along_m };
@@ -27,7 +28,7 @@ struct TileOrder {
   TileSweep sweep = TileSweep::along_n;
   int32_t rank = 0, size = 1;
   int32_t tile_rows = 1, tiles_n = 0, swizzle = 1, groups = 1;
-  int32_t band = kWhole;  // woven: row tiles of each shard that follow each other
+  int32_t band = kWhole;  // woven, own_last: row tiles of each shard that follow each other
   int32_t first_tile[kOrderShards + 1] = {};
   int32_t row_begin[kOrderShards + 1] = {};
 };
@@ -143,6 +144,18 @@ constexpr TileCoord tile_at(const TileOrder& o, int32_t index) {
         tiles = 0;
         for (int32_t s = 0; s < o.size; ++s) tiles += rows_in_band(o, s, band) * o.tiles_n;
         if (index < tiles) return woven_in_band(o, band, index, tiles);
+      }
+    }
+    case TileOrderKind::own_last: {
+      const int32_t own = (o.first_tile[o.rank + 1] - o.first_tile[o.rank]) * o.tiles_n;
+      const int32_t others = count_tiles(o) - own;
+      if (index >= others)
+        return tile_order_detail::in_rectangle(o, o.first_tile[o.rank], own / o.tiles_n, o.rank, index - others);
+      for (int32_t band = 0;; ++band) {
+        int32_t tiles = -rows_in_band(o, o.rank, band) * o.tiles_n;
+        for (int32_t s = 0; s < o.size; ++s) tiles += rows_in_band(o, s, band) * o.tiles_n;
+        if (index < tiles) return others_in_band(o, band, index);
+        index -= tiles;
       }
     }
     case TileOrderKind::grouped:

@@ -79,6 +79,15 @@ constexpr WorkOrder make_work_order(const TileOrder& o, int32_t clusters, bool h
   return out;
 }
 
+/// The list of a kernel that has GEMMs alone, in the order of tile_at().
+constexpr WorkOrder make_product_order(const TileOrder& o) {
+  WorkOrder out;
+  out.bands = 1;
+  out.first_product[1] = count_tiles(o);
+  for (int32_t stage = 1; stage <= count_stages(out); ++stage) out.first_item[stage] = out.cut[stage] = count_tiles(o);
+  return out;
+}
+
 /// Precondition: 0 <= number < count_items(w). A bijection onto all GEMMs, own sums and copies.
 constexpr WorkItem item_of(const TileOrder& o, const WorkOrder& w, int32_t number) {
   int32_t stage = 0;

@@ -99,11 +99,12 @@ TEST_F(GpuOps, CapturedCallsReplayWithTheSameBits) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     const std::vector<std::string> known = spec::families(op);
     for (const char* family : {"serial", "hetero_fused_1d", "uniform_fused_1d", "grouped_fused_1d",
-                               "grouped_unfused_1d", "k_slab", "tma_slot"}) {
+                               "grouped_unfused_1d", "k_slab", "tma_slot", "tracked"}) {
       if (std::find(known.begin(), known.end(), family) == known.end()) continue;
       const std::string failure = on_ranks(team_sizes().back(), [&](Runtime& runtime, cudaStream_t stream) {
         Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
-        const int64_t m = std::string_view(family) == "tma_slot" ? 2048 : 512;  // two bands of gemm_ar
+        const bool has_tiles = std::string_view(family) == "tma_slot" || std::string_view(family) == "tracked";
+        const int64_t m = has_tiles ? 2048 : 512;  // two bands of gemm_ar, two chunks
         Site site({.op = op, .m = m, .n = 256, .k = 320}, channel);
         const spec::Schedule schedule = spec::make_schedule(site.op(), family, 2);
         site.run(schedule);

@@ -331,6 +331,37 @@ TEST(GpuRuntimeFailureTest, APipelineThatStoodStillIsFoundByTheWatcherOfAllRanks
       options);
 }
 
+/// What holds a stream up in front of a wait does not count, however long it is; the wait itself does.
+TEST(GpuRuntimeFailureTest, TheDeadlineOfAWaitBeginsWhenItsStreamIsThere) {
+  OVERLACE_NEED_GPUS(1);
+  GpuOptions options;
+  options.timeout_ms = 1500;
+  options.checks_end = false;
+  run_gpu_threads(1, [](GpuRank&) {});
+  run_gpu_threads(
+      1,
+      [](GpuRank& gpu) {
+        const cp::StreamCaps& caps = gpu.state().stream_caps();
+        if (!caps.wait_value) return;
+        auto* words = gpu.device_array<uint64_t>(2);
+        cudaStream_t second = nullptr;
+        EXPECT_CUDA(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+        EXPECT_TRUE(cp::stream_wait(words, 1, false, caps, gpu.stream).ok());  // not guarded
+        EXPECT_TRUE(gpu.state().wait_in_stream(gpu.stream, {words + 1, 7, 0, 0, 12}).ok());
+        std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+        gpu.runtime.check();
+        EXPECT_TRUE(cp::stream_write(words, 1, caps, second).ok());
+        EXPECT_CUDA(cudaStreamSynchronize(gpu.stream));
+        Errc caught = Errc::ok;
+        const std::string text = error_text([&] { gpu.runtime.check(); }, &caught);
+        EXPECT_EQ(caught, Errc::timeout);
+        EXPECT_NE(text.find("expected >= 7, seen 0"), std::string::npos) << text;
+        EXPECT_CUDA(cudaStreamDestroy(second));
+        gpu.runtime.close();
+      },
+      options);
+}
+
 TEST(GpuRuntimeFailureTest, LeftOverSignalsAreNamed) {
   OVERLACE_NEED_GPUS(1);
   run_gpu_threads(2, [](GpuRank& gpu) {

@@ -556,6 +556,7 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       if (family == "tma_slot" && turn % 2 == 0) c.options["align"] = int64_t{2};                 // several bands
+      if (family == "tracked" && turn % 4 != 0) c.options["align"] = int64_t{2};                  // several chunks
       if (family == "one_shot" && turn % 2 == 0)  // tiles of more tokens
         c.m = 65 + static_cast<int64_t>(turn) * 37 % (kOneShotTokens - 64);
       c.gap = turn % 5 == 3 ? 3 : 0;

@@ -11,8 +11,9 @@ namespace overlace::test {
 inline constexpr int kWholeRanks = 3;
 
 inline Case case_of(const std::string& op, const std::string& family) {
-  const int64_t k = family == "k_slab" ? 130 : 10;  // two slabs
-  return {.op = op, .family = family, .degree = 2, .m = 24, .n = 6, .k = k};
+  const int64_t k = family == "k_slab" ? 130 : 10;       // two slabs
+  const int64_t m = family == "tracked" ? 3 * 512 : 24;  // two chunks of whole rows of tiles
+  return {.op = op, .family = family, .degree = 2, .m = m, .n = 6, .k = k};
 }
 
 /// Families with signals of their own that give a result.

@@ -50,6 +50,7 @@ struct Progress {
     is_sent.assign(instances, 0);
     began.assign(instances, 0);
     is_unfenced.assign(static_cast<size_t>(program.ranks()), 0);
+    counters.assign(program.first_counter.back(), 0);
     sums.resize(heads.size());
     for (std::vector<char>& sum : sums) sum.clear();
   }
@@ -61,6 +62,7 @@ struct Progress {
   std::vector<char> is_done, is_sent;   // per instance; sent: its puts may still read their source
   std::vector<int64_t> began;           // per instance, in a trace
   std::vector<char> is_unfenced;        // per peer
+  std::vector<uint64_t> counters;       // signals of scope device
   std::vector<std::vector<char>> sums;  // of the bodies of a kernel's parts, per queue
 };
 
@@ -135,10 +137,12 @@ class CpuCall {
     return std::all_of(i.deps.begin(), i.deps.end(), [&](int d) { return now_.is_done[static_cast<size_t>(d)] != 0; });
   }
   uint64_t expected(const spec::ResolvedWait& w) const {
+    if (program_.is_counter(w.signal)) return static_cast<uint64_t>(w.at_least);
     const uint64_t before = ticket(pod_, w.from, program_.id(call_.copy, w.signal, w.slot));
     return w.previous ? before : before + static_cast<uint64_t>(w.at_least);
   }
   bool holds(const spec::ResolvedWait& w) const {
+    if (program_.is_counter(w.signal)) return now_.counters[program_.counter(w.signal, w.slot)] >= expected(w);
     return test_ge(pod_, w.from, program_.id(call_.copy, w.signal, w.slot), expected(w));
   }
   bool waits_hold(const spec::Instance& i) const {
@@ -193,13 +197,16 @@ class CpuCall {
   }
 
   runtime::WaitSite site_of(const spec::ResolvedWait& wait) const {
-    const uint32_t id = program_.id(call_.copy, wait.signal, wait.slot);
     runtime::WaitSite site;  // of kind engine: any arrival wakes it
     site.peer = static_cast<uint32_t>(wait.from);
-    site.id = id;
     site.call = static_cast<uint32_t>(number_);
     site.expected = expected(wait);
-    site.word = word(id, wait.from);
+    if (program_.is_counter(wait.signal)) {
+      site.word = &now_.counters[program_.counter(wait.signal, wait.slot)];
+      return site;
+    }
+    site.id = program_.id(call_.copy, wait.signal, wait.slot);
+    site.word = word(site.id, wait.from);
     return site;
   }
 
@@ -394,6 +401,10 @@ class CpuCall {
 
   void send_signals(const spec::Instance& i) {
     for (const spec::ResolvedSet& set : i.sets) {
+      if (program_.is_counter(set.signal)) {
+        now_.counters[program_.counter(set.signal, set.slot)] += static_cast<uint64_t>(set.add);
+        continue;
+      }
       if (now_.is_unfenced[static_cast<size_t>(set.at)] != 0) {
         fence(pod_, set.at);
         now_.is_unfenced[static_cast<size_t>(set.at)] = 0;
@@ -466,6 +477,7 @@ class CpuExecutor final : public Executor {
     auto prepared = std::make_shared<CpuPrepared>();
     const auto& table = program.expansion.adds_table;
     for (size_t signal = 0; signal < table.size(); ++signal) {
+      if (program.is_counter(static_cast<int>(signal))) continue;  // each call begins with zeros
       for (size_t i = 0; i < table[signal].size(); ++i) {
         if (table[signal][i] == 0) continue;
         const int64_t ranks = program.ranks(), word = static_cast<int64_t>(i);

@@ -34,6 +34,7 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
   std::map<Word, uint64_t> sent;  // adds I make there in a call
   for (const spec::Instance& instance : program.expansion.instances) {
     for (const spec::ResolvedSet& set : instance.sets) {
+      if (program.is_counter(set.signal)) continue;
       sent[{set.signal, set.slot, set.at}] += static_cast<uint64_t>(set.add);
       if (instance.lane.engine != spec::Engine::sm && team.reach(set.at) != Reach::net)
         cells->posts.emplace(Word{set.signal, set.slot, set.at}, 0);
@@ -64,6 +65,7 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
   std::vector<node::TicketAdd> moves;
   for (int copy = 0; copy < copies; ++copy) {
     for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
+      if (program.is_counter(static_cast<int>(signal))) continue;  // set to 0 in each call
       for (int64_t slot = 0; slot < program.expansion.signal_slots[signal]; ++slot) {
         for (int from = 0; from < program.ranks(); ++from) {
           const int64_t adds = program.expansion.adds(static_cast<int>(signal), slot, from);
@@ -88,9 +90,14 @@ KernelContext kernel_context(Channel& channel, Program& program) {
   for (size_t b = 0; b < schedule.buffers.size(); ++b) {
     if (schedule.buffers[b].space == spec::Space::symmetric)
       out.memory[schedule.buffers[b].name] = program.symmetric(static_cast<int>(b), 0).offset;
+    if (schedule.buffers[b].space == spec::Space::local)
+      out.local[schedule.buffers[b].name] = static_cast<char*>(program.workspace) + program.local[b];
   }
-  for (size_t i = 0; i < schedule.signals.size(); ++i)
-    out.ids[schedule.signals[i].name] = program.id(0, static_cast<int>(i), 0);
+  for (size_t i = 0; i < schedule.signals.size(); ++i) {
+    const auto signal = static_cast<int>(i);
+    out.ids[schedule.signals[i].name] =
+        program.is_counter(signal) ? static_cast<uint32_t>(program.counter(signal, 0)) : program.id(0, signal, 0);
+  }
   out.pitch = shared.copy_bytes;
   out.copies = shared.copies;
   out.state = &shared.kernel;

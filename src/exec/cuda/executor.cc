@@ -11,6 +11,7 @@
 
 #include "src/exec/arrows.h"
 #include "src/exec/collective.h"
+#include "src/runtime/backend/cuda_peer/state.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
 #include "src/spec/names.h"
 
@@ -135,10 +136,33 @@ base::Status CudaExecutor::wait_for_deps(const Call& call, Prepared& prepared, c
   return {};
 }
 
-base::Status CudaExecutor::wait_for_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream) {
+/// By the stream itself, which takes no SM beside the kernel that counts. The threshold is the same in each call, so a
+/// captured one waits alike. There the watcher has no event to look at; but the kernel waits for nobody, so it ends,
+/// and with it the wait.
+base::Status CudaExecutor::wait_for_counter(const Call& call, const Prepared& prepared, const spec::ResolvedWait& wait,
+                                            cudaStream_t stream) {
+  const size_t index = call.program.counter(wait.signal, wait.slot);
+  const uint64_t full = prepared.full[index];
+  if (full == 0) return {};  // nothing to store, nothing to count
+  auto* const word = reinterpret_cast<uint64_t*>(prepared.counters.as<char>() + index * kCounterPitch);
+  node::CudaPeerState& state = node::cuda_peer_state(*team_.runtime().state().backend);
+  if (is_captured_) return node::stream_wait(word, full, /*written_by_peer=*/false, state.stream_caps(), stream);
+  return state.wait_in_stream(stream, {.word = word,
+                                       .value = full,
+                                       .peer = static_cast<uint32_t>(team_.rank()),
+                                       .team = team_.pod().team_id,
+                                       .id = static_cast<uint32_t>(index)});
+}
+
+base::Status CudaExecutor::wait_for_signals(const Call& call, const Prepared& prepared, const spec::Instance& instance,
+                                            cudaStream_t stream) {
   node::WaitList list;
   for (const spec::ResolvedWait& wait : instance.waits) {
     if (wait.previous) continue;
+    if (call.program.is_counter(wait.signal)) {
+      OVERLACE_TRY(wait_for_counter(call, prepared, wait, stream));
+      continue;
+    }
     list.items[list.count++] = wait_item(call, wait);
     if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list, stream));
   }
@@ -270,7 +294,7 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
                                      [](const spec::ResolvedWait& wait) { return !wait.previous; });
   if (has_waits) {
     OVERLACE_TRY(mark(stream, &marks.reached));
-    OVERLACE_TRY(wait_for_signals(call, instance, stream));
+    OVERLACE_TRY(wait_for_signals(call, prepared, instance, stream));
   }
   OVERLACE_TRY(mark(stream, &marks.begin));
   OVERLACE_TRY(execute(call, instance, stream));
@@ -315,12 +339,18 @@ base::Status CudaExecutor::issue_round(const Call& call, Prepared& prepared, int
 }
 
 base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
+  const auto empty_counters = [&](cudaStream_t stream) {
+    return node::stream_reset(prepared.counters.data(), prepared.full.size() * kCounterPitch, stream);
+  };
   for (size_t i = 0; i < prepared.copy_lanes.size(); ++i) {
     if (prepared.copy_lanes[i] == kNetLane) continue;
+    // Behind the last wait, when all is counted, and beside what the caller's stream does.
+    if (prepared.emptying == prepared.copy_lanes[i]) OVERLACE_TRY(empty_counters(stream_of(prepared.copy_lanes[i])));
     const cudaEvent_t done = prepared.lanes[i + 1];
     OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream_of(prepared.copy_lanes[i])), "cudaEventRecord"));
     OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, done), "cudaStreamWaitEvent"));
   }
+  if (!prepared.full.empty() && !prepared.emptying) OVERLACE_TRY(empty_counters(stream_));
   const bool has_sent = prepared.last_data >= 0;
   if (has_sent) OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.sent[0]), "cudaStreamWaitEvent"));
   for (const auto& [from, to, is_buffer] : call.copies_out) {

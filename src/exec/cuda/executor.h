@@ -17,6 +17,7 @@
 #include "src/exec/cuda/streams.h"
 #include "src/exec/timeline.h"
 #include "src/runtime/backend/cuda_peer/captures.h"
+#include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/runtime/state.h"
 
@@ -38,6 +39,9 @@ struct Prepared {
   int last_data = -1;              // as in Timetable
   std::unique_ptr<NetRounds> net;  // null: nothing crosses to another host
   bool has_previous = false;
+  node::LocalMemory counters;          // signals of scope device, kCounterPitch bytes apart; 0 between calls
+  std::vector<uint64_t> full;          // per counter: what a call adds
+  std::optional<spec::Lane> emptying;  // the only lane that waits for counters: there they are set to 0 again
   std::optional<KernelContext> kernel;
   std::shared_ptr<void> kernel_state;  // KernelContext::of_schedule
   int first_part = -1;                 // of the kernel, in `steps`: there it is launched
@@ -125,12 +129,17 @@ class CudaExecutor final : public Executor {
   base::Status prepare_steps(const Program& program, Prepared& prepared);
   base::Status rehearse(Program& program, const Bindings& bindings, const Bodies& bodies);
   base::Status prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared);
+  base::Status make_counters(const Program& program, Prepared& prepared);
+  base::Status count_adds(const Program& program, const Bodies& bodies, Prepared& prepared);
   base::Status launch_kernel(const Call& call, Prepared& prepared);
   base::Status prologue(const Call& call, Prepared& prepared);
   base::Status issue(const Call& call, Prepared& prepared, int index);
   base::Status issue_round(const Call& call, Prepared& prepared, int index);
   base::Status wait_for_deps(const Call& call, Prepared& prepared, const spec::Instance& instance, cudaStream_t stream);
-  base::Status wait_for_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream);
+  base::Status wait_for_signals(const Call& call, const Prepared& prepared, const spec::Instance& instance,
+                                cudaStream_t stream);
+  base::Status wait_for_counter(const Call& call, const Prepared& prepared, const spec::ResolvedWait& wait,
+                                cudaStream_t stream);
   base::Status execute(const Call& call, const spec::Instance& instance, cudaStream_t stream);
   base::Status gemm(const Call& call, const spec::Instance& instance);
   base::Status copy(const Call& call, const spec::Instance& instance, cudaStream_t stream);

@@ -170,7 +170,46 @@ base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies
   prepared.kernel.emplace(kernel_context(channel_, program));
   prepared.kernel->of_schedule = &prepared.kernel_state;
   prepared.kernel->of_channel = &kernels_state_;
-  return bodies.kernel.prepare(*prepared.kernel);
+  OVERLACE_TRY(make_counters(program, prepared));
+  OVERLACE_TRY(bodies.kernel.prepare(*prepared.kernel));
+  return count_adds(program, bodies, prepared);
+}
+
+base::Status CudaExecutor::make_counters(const Program& program, Prepared& prepared) {
+  const uint32_t count = program.first_counter.back();
+  if (count == 0) return {};
+  base::Result<node::LocalMemory> memory =
+      node::LocalMemory::filled(0, size_t{count} * kCounterPitch, "counters of a schedule");
+  if (!memory.ok()) return memory.status();
+  prepared.counters = std::move(*memory);
+  prepared.kernel->counters = {.words = prepared.counters.as<char>(), .count = count, .number = 0};
+  return {};
+}
+
+/// What its kernel adds to each counter, all of which is waited for; and where they are set to 0 again.
+base::Status CudaExecutor::count_adds(const Program& program, const Bodies& bodies, Prepared& prepared) {
+  const auto name = [&](int signal) { return program.schedule.signals[static_cast<size_t>(signal)].name; };
+  prepared.full.assign(program.first_counter.back(), 0);
+  std::set<spec::Lane> waiting;
+  for (const spec::Instance& instance : program.expansion.instances) {
+    for (const spec::ResolvedSet& set : instance.sets) {
+      if (!program.is_counter(set.signal)) continue;
+      if (!is_part(program.task(instance)) || !bodies.kernel.counted)
+        return base::error(Errc::not_supported, "{} adds to {}[{}], of scope device; wanted: adds by a kernel, on GPUs",
+                           instance.id(program.schedule), name(set.signal), set.slot);
+      prepared.full[program.counter(set.signal, set.slot)] =
+          bodies.kernel.counted(*prepared.kernel, name(set.signal), set.slot);
+    }
+    for (const spec::ResolvedWait& wait : instance.waits) {
+      if (!program.is_counter(wait.signal)) continue;
+      waiting.insert(instance.lane);
+      if (const int64_t adds = program.expansion.adds(wait.signal, wait.slot, wait.from); wait.at_least != adds)
+        return base::error(Errc::not_supported, "{} waits for {} adds to {}[{}]; wanted: all {}, on GPUs",
+                           instance.id(program.schedule), wait.at_least, name(wait.signal), wait.slot, adds);
+    }
+  }
+  if (waiting.size() == 1 && !is_sm(*waiting.begin())) prepared.emptying = *waiting.begin();
+  return {};
 }
 
 }  // namespace overlace::exec

@@ -17,7 +17,7 @@ const exec::Bodies& bodies(const Channel& channel) {
 #if defined(OVERLACE_HAS_CUDA)
   static const exec::Bodies gpu = {.by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
                                    .kernel = {fused::prepare_fused, fused::launch_fused, fused::copy_rows_out,
-                                              fused::keeps_memory, fused::is_loaded}};
+                                              fused::keeps_memory, fused::is_loaded, fused::counted}};
   if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
 #else
   (void)channel;

@@ -5,6 +5,7 @@
 
 #include "overlace/team.h"
 #include "src/base/ceil_div_pod.h"
+#include "src/base/env.h"
 #if defined(OVERLACE_HAS_CUDA)
 #include "src/ops/fused/fused.h"
 #endif
@@ -175,6 +176,24 @@ base::Status check_peers(const spec::Schedule& schedule, std::span<const Caps> c
   return {};
 }
 
+base::Status check_queues(const spec::Schedule& schedule, const Caps& caps, int connections, int rank) {
+  if (!spec::is_tracked(schedule)) return {};
+  const auto refuse = [&](const std::string& why) {
+    return base::error(Errc::not_supported, "{}: schedule {}: {}; rank {}", schedule.op, schedule.family, why, rank);
+  };
+  constexpr int kUsual = 8;  // of CUDA
+  const int queues = connections > 0 ? connections : kUsual;
+  const int64_t lanes = 1 + std::min(param<int64_t>(schedule, "ce_queues", 1),
+                                     std::max<int64_t>(param<int64_t>(schedule, "G", 2) - 1, 1));
+  if (queues < lanes)
+    return refuse(
+        base::format("CUDA_DEVICE_MAX_CONNECTIONS is {}, and {} streams wait for counters of what the "
+                     "caller's runs; wanted: at least {}",
+                     queues, lanes - 1, lanes));
+  if (!caps.stream_wait) return refuse("streams of its GPU cannot wait for words of memory; wanted: those that can");
+  return {};
+}
+
 base::Status check_fused(const Channel& channel, const spec::Schedule& schedule) {
   if (channel.team().runtime().backend() != Backend::cuda_peer) return {};
   const Team& team = channel.team();
@@ -182,6 +201,8 @@ base::Status check_fused(const Channel& channel, const spec::Schedule& schedule)
   for (int peer = 0; peer < team.size(); ++peer) caps.push_back(team.runtime().caps(team.world_rank(peer)));
   OVERLACE_TRY(check_capability(schedule, caps));
   OVERLACE_TRY(check_peers(schedule, caps, team.rank()));
+  OVERLACE_TRY(check_queues(schedule, caps[static_cast<size_t>(team.rank())], base::env().cuda_device_max_connections,
+                            team.rank()));
   return check_instance(schedule);
 }
 

@@ -45,6 +45,11 @@ base::Status check_capability(const spec::Schedule& schedule, const spec::Machin
 /// of the team): not_supported with the first fact that is missing. It adds to signals of peers from many CTAs.
 base::Status check_peers(const spec::Schedule& schedule, std::span<const Caps> caps, int rank);
 
+/// What copies that wait for a kernel's counters need of rank `rank`: streams that can wait, and hardware queues for
+/// them and the caller's (`connections`: CUDA_DEVICE_MAX_CONNECTIONS, -1 where it is not set). Else the queue that a
+/// wait holds up may be that of the kernel which would end it. not_supported with the numbers.
+base::Status check_queues(const spec::Schedule& schedule, const Caps& caps, int connections, int rank);
+
 /// CPU ranks run every schedule; GPUs need the capability, peers as above and an instance.
 base::Status check_fused(const Channel& channel, const spec::Schedule& schedule);
 

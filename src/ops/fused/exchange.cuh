@@ -49,6 +49,10 @@ __device__ __forceinline__ void end_call(const ExchangeParams& x, uint32_t lane,
   if (has_peer && code == Errc::ok) code = device::inbox_wait_credit(x.channel, x.inbox, peer);
 }
 
+/// Whether a call uses signals and credits of peers.
+__device__ __forceinline__ bool meets_peers(const ExchangeParams&) { return true; }
+__device__ __forceinline__ bool meets_peers(const ScatterParams& s) { return s.done.words == nullptr; }
+
 /// All lanes of one warp, whose part of the call is over: its loads from the inbox, or what it sends. The operator's
 /// `consume_signals` moves on the tickets of the signals that the call has waited for.
 template <class Params>
@@ -58,6 +62,7 @@ __device__ __forceinline__ void arrive(const Params& p) {
   if (lane == 0)
     is_last = device::counter_arrive(p.counters, static_cast<uint32_t>(Count::arrivals)) == p.arrivals_per_call;
   if (__shfl_sync(~0u, is_last, 0) == 0) return;
+  if (!meets_peers(p)) return open_next_call(p, lane);
   const Errc code = consume_signals(p, lane);
   if constexpr (Params::kHasCredit) {
     end_call(p, lane, code);

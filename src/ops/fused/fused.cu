@@ -8,6 +8,7 @@
 
 #include "overlace/runtime.h"
 #include "overlace/team.h"
+#include "src/base/ceil_div_pod.h"
 #include "src/gemm_core/host.cuh"
 #include "src/ops/fused/choose.h"
 #include "src/ops/fused/copy_rows.cuh"
@@ -21,6 +22,7 @@
 #include "src/runtime/hash.h"
 #include "src/runtime/residency.h"
 #include "src/runtime/state.h"
+#include "src/spec/items.h"
 #include "src/spec/kernel_parts.h"
 #include "src/spec/operators.h"
 
@@ -123,9 +125,11 @@ runtime::Residency::Tenant tenant_of(const exec::KernelContext& context) {
 }
 
 /// Whether CTAs of the next call may be set up while this one runs. Not where ranks or other channels, of whatever
-/// runtime, share the GPU: they would take the SMs of a peer that this call waits for.
-bool uses_pdl(const Launcher& launcher) {
-  return launcher.tenant.room == launcher.gpu_sms && launcher.residency->is_alone(launcher.tenant);
+/// runtime, share the GPU: they would take the SMs of a peer that this call waits for. Nor where sums follow the
+/// kernel.
+bool uses_pdl(const Launcher& launcher, const spec::Schedule& schedule) {
+  return !spec::is_tracked(schedule) && launcher.tenant.room == launcher.gpu_sms &&
+         launcher.residency->is_alone(launcher.tenant);
 }
 
 /// All words of the inbox say that they have not come: before any rank's first call.
@@ -150,13 +154,14 @@ base::Status make_counts(const exec::KernelContext& context, const Gpu& gpu, con
   if (!memory.ok()) return memory.status();
   counts->memory = std::move(*memory);
   if (has_telling_words(context.schedule)) OVERLACE_TRY(clear_inbox(context));
+  const bool has_credit = !spec::takes_one_shot(context.schedule) && !spec::is_tracked(context.schedule);
   counts->inbox = {.offset = context.memory.at(inbox_name(context.schedule)),
                    .pitch = context.pitch,
                    .cells = counts->memory.as<uint64_t>(),
                    .buffers = static_cast<uint32_t>(context.copies),
                    .ranks = ranks,
                    .data_id = context.ids.at("arrived"),
-                   .credit_id = spec::takes_one_shot(context.schedule) ? 0 : context.ids.at("credit")};
+                   .credit_id = has_credit ? context.ids.at("credit") : 0};
   char* const end = counts->memory.as<char>() + bytes;
   counts->counters = {.words = end - (kCounts + 1) * kCounterPitch, .count = kCounts, .number = 0};
   counts->places = reinterpret_cast<uint32_t*>(end - kCounterPitch);
@@ -281,8 +286,18 @@ base::Result<PreparedOneShotGather> prepare_one_shot_gather_of(const exec::Kerne
   return prepare_one_shot_gather(*launcher.instance, args);
 }
 
+/// Counters of its chunks; the results stay in local memory, from where copies take them.
+void set_counters(const exec::KernelContext& context, ScatterArgs* args) {
+  args->done = context.counters;
+  args->done.words += size_t{context.ids.at("done")} * kCounterPitch;
+  args->c = context.local.at("P");
+  args->ldc = args->n;
+  args->bias = nullptr;  // of the sums
+}
+
 void set_groups(const exec::KernelContext& context, ScatterArgs* args) {
   args->groups = static_cast<int>(number(context.schedule, "groups"));
+  if (spec::is_tracked(context.schedule)) return set_counters(context, args);
   if (spec::returns_to_all(context.schedule.op)) {
     args->sums_travel = true;
     args->sums_offset = context.memory.at("Z");
@@ -367,6 +382,21 @@ base::Status launch_prepared(const PreparedOneShot& x, bool early, cudaStream_t 
 
 }  // namespace
 
+uint64_t counted(const exec::KernelContext& context, std::string_view, int64_t slot) {
+  const ConfigSpec& s = static_cast<const Launcher*>(context.of_schedule->get())->instance->spec;
+  const std::vector<int64_t>& off = context.schedule.tables.at("off");
+  const int size = context.channel.team().size(), rank = context.channel.team().rank();
+  const int64_t cols = base::ceil_div(number(context.schedule, "N"), int64_t{s.tile_n} * s.cluster_n);
+  const TileOrder order = make_tile_order(TileOrderKind::own_last, rank, size, off.data(), s.tile_m * s.cluster_m,
+                                          static_cast<int32_t>(cols));
+  const TileGroups groups = spec::chunk_groups(order, number(context.schedule, "groups"));
+  const int peers = size - 1, chunk = static_cast<int>(slot) / peers;  // as counter_of_chunk has it
+  const int owner = (rank + static_cast<int>(slot) % peers + 1) % size;
+  const int32_t rows = order.first_tile[owner + 1] - order.first_tile[owner];
+  const int32_t tiles = std::max(tiles_of_group(groups, rows, chunk), 0);  // an owner of fewer rows has fewer chunks
+  return static_cast<uint64_t>(tiles) * static_cast<uint64_t>(s.cluster() * kConsumerGroups);
+}
+
 bool keeps_memory(const spec::Schedule& schedule) { return has_telling_words(schedule); }
 
 bool is_loaded(const Channel& channel, const spec::Schedule& schedule) {
@@ -399,8 +429,8 @@ base::Status launch_fused(const exec::KernelContext& context) {
     place = {launcher.number, at, std::make_unique<PreparedLaunch>(std::move(*prepared))};
   }
   auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
-  return std::visit([&](const auto& prepared) { return launch_prepared(prepared, uses_pdl(launcher), stream); },
-                    *place.launch);
+  const bool is_early = uses_pdl(launcher, context.schedule);
+  return std::visit([&](const auto& prepared) { return launch_prepared(prepared, is_early, stream); }, *place.launch);
 }
 
 base::Status copy_rows_out(const exec::KernelContext& context, const TensorView& from, const TensorView& to) {

@@ -92,6 +92,9 @@ struct ScatterParams : ExchangeParams {
   int32_t n;
   float alpha;       // of the sum over ranks
   const void* bias;  // (N) of the output's type, or null
+  // The products alone, all of them into local memory (`to`, and `c` of the GEMM): tiles of other ranks' rows are
+  // counted there, chunk by chunk (counter_of_chunk), by as many adds; no `words`: not so.
+  CountersPod done;
 };
 struct ScatterGemmParams {
   GemmParams gemm;  // c: my rows of the result

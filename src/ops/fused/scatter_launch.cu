@@ -9,6 +9,11 @@
 namespace overlace::ops::fused {
 namespace {
 
+bool is_counted(const ScatterArgs& g) { return g.done.words != nullptr; }
+TileOrderKind order_kind(const ScatterArgs& g) {
+  return is_counted(g) ? TileOrderKind::own_last : TileOrderKind::woven;
+}
+
 base::Status validate(const Instance& instance, const ScatterArgs& g) {
   const uint64_t bytes = g.row_offsets.empty() ? 0 : scatter_inbox_bytes(g.row_offsets, g.n);
   OVERLACE_TRY(validate_exchange(g.state, g.row_offsets, g.error, bytes));
@@ -33,7 +38,7 @@ base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
   const TeamPod& team = g.state.channel->team;
   const InboxPod& inbox = *g.state.inbox;
   const int64_t slot_rows = longest_rows(g.row_offsets), mine = rows_of(g.row_offsets, team.rank);
-  const int64_t first = g.sums_travel ? g.row_offsets[static_cast<size_t>(team.rank)] : 0;
+  const int64_t first = g.sums_travel || is_counted(g) ? g.row_offsets[static_cast<size_t>(team.rank)] : 0;
   char* const result = static_cast<char*>(g.c) + first * g.ldc * 2;
   OVERLACE_TRY(encode(as_a(s, {"a", g.a, g.row_offsets.back(), g.k, g.lda, 0, 0}), s.dtype, &p->gemm.a));
   OVERLACE_TRY(encode(as_b(s, g.b, g.n, g.k, g.ldb), s.dtype, &p->gemm.b));
@@ -42,9 +47,11 @@ base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
     for (int peer = 0; peer < team.size; ++peer) {
       const int64_t rows = rows_of(g.row_offsets, peer);
       if (peer == team.rank || rows == 0) continue;
-      char* to = team.heap[peer] + inbox.offset + buffer * inbox.pitch +
-                 slot_of(team.rank, peer, team.size) * slot_rows * g.n * 2;
-      OVERLACE_TRY(encode(as_c(s, to, rows, g.n, g.n), s.dtype, &p->scatter.to[buffer][peer]));
+      char* const in_slot = team.heap[peer] + inbox.offset + buffer * inbox.pitch +
+                            slot_of(team.rank, peer, team.size) * slot_rows * g.n * 2;
+      char* const here = static_cast<char*>(g.c) + g.row_offsets[static_cast<size_t>(peer)] * g.ldc * 2;
+      OVERLACE_TRY(is_counted(g) ? encode(as_c(s, here, rows, g.n, g.ldc), s.dtype, &p->scatter.to[buffer][peer])
+                                 : encode(as_c(s, in_slot, rows, g.n, g.n), s.dtype, &p->scatter.to[buffer][peer]));
     }
     const char* from = team.heap[team.rank] + inbox.offset + buffer * inbox.pitch;
     const int64_t rows = std::max(team.size - 1, 1) * slot_rows;
@@ -79,9 +86,15 @@ base::Status encode_sums(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
 base::Status set_items(const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
   TileOrder& order = p->gemm.order;
   ScatterParams& out = p->scatter;
-  out.groups = spec::woven_groups(&order, g.groups, g.sums_travel);
-  out.work = make_work_order(order, clusters, g.sums_travel);
-  const auto items = g.state.lists->of(order, &out.work);
+  if (is_counted(g)) {
+    out.groups = spec::chunk_groups(order, g.groups);
+    order.band = out.groups.rows;
+    out.work = make_product_order(order);
+  } else {
+    out.groups = spec::woven_groups(&order, g.groups, g.sums_travel);
+    out.work = make_work_order(order, clusters, g.sums_travel);
+  }
+  const auto items = g.state.lists->of(order, is_counted(g) ? nullptr : &out.work);
   if (!items.ok()) return items.status();
   out.items = *items;
   return {};
@@ -100,6 +113,7 @@ void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, Scatt
   out.n = static_cast<int32_t>(g.n);
   out.alpha = g.alpha;
   out.bias = g.bias;
+  out.done = g.done;
 }
 
 }  // namespace
@@ -117,7 +131,7 @@ base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const Sc
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode_maps(s, g, &out.params));
   if (g.sums_travel) OVERLACE_TRY(encode_sums(s, g, &out.params));
-  const auto clusters = prepare_tiles(instance, TileOrderKind::woven, g, g.state, &gemm);
+  const auto clusters = prepare_tiles(instance, order_kind(g), g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
   OVERLACE_TRY(set_items(g, *clusters, &out.params));
   out.clusters = grid_of(g, *clusters);
@@ -127,7 +141,7 @@ base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const Sc
 
 base::Status prepare_scatter_items(const Instance& instance, const ScatterArgs& g) {
   ScatterGemmParams params{};
-  const auto clusters = prepare_tiles(instance, TileOrderKind::woven, g, g.state, &params.gemm);
+  const auto clusters = prepare_tiles(instance, order_kind(g), g, g.state, &params.gemm);
   if (!clusters.ok()) return clusters.status();
   return set_items(g, *clusters, &params);
 }

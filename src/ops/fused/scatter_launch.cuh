@@ -24,6 +24,7 @@ struct ScatterArgs : FusedArgs {
   uint64_t sums_offset = 0;    // AllReduce: in the heap, of (M, N) for them, in the inbox's first buffer
   uint32_t ready_id = 0;       // AllReduce: kMaxGroups ids
   float alpha = 1;             // of the sum; the bias is added behind it
+  CountersPod done{};          // as ScatterParams::done: `c` is (M, N) then, `groups` the chunks of an owner's rows
   ExchangeState state;         // `first_id`: kMaxGroups ids, of CTAs
 };
 

@@ -11,8 +11,9 @@ namespace {
 using spec::Engine;
 using spec::Instance;
 
-bool waits_for_peers(const Instance& in) {
-  return std::any_of(in.waits.begin(), in.waits.end(), [](const spec::ResolvedWait& w) { return !w.previous; });
+bool waits_for_peers(const Instance& in, int rank) {
+  return std::any_of(in.waits.begin(), in.waits.end(),
+                     [&](const spec::ResolvedWait& w) { return !w.previous && w.from != rank; });
 }
 
 }  // namespace
@@ -113,7 +114,12 @@ void GraphBuilder::add_sets(uint32_t node, const Instance& in) {
     const uint32_t id = graph_.first_id[static_cast<size_t>(s.signal)] + static_cast<uint32_t>(s.slot);
     const uint32_t word = graph_.word(s.at, id, rank);
     graph_.adds_per_epoch[word] += s.add;
-    graph_.adds.push_back({node, word, s.add, ps_of_us(s.at == rank ? 0 : machine_.latency.flag_us.value)});
+    // A counter of this rank is one that a copy lane waits for.
+    const bool is_counter = schedule_.signals[static_cast<size_t>(s.signal)].scope == spec::Scope::device;
+    const double seen_us = is_counter     ? machine_.copy.trigger_us.value
+                           : s.at == rank ? 0
+                                          : machine_.latency.flag_us.value;
+    graph_.adds.push_back({node, word, s.add, ps_of_us(seen_us)});
   }
 }
 
@@ -191,7 +197,7 @@ base::Status GraphBuilder::add_instance(int rank, int index, uint32_t id) {
       static_cast<double>(work.kernels) *
           (task_of(in).kind == spec::Kind::collective ? latency.host_collective_us : latency.host_kernel_us).value +
       static_cast<double>(work.copies) * latency.host_copy_us.value +
-      (waits_for_peers(in) ? latency.host_kernel_us.value : 0) +
+      (waits_for_peers(in, rank) ? latency.host_kernel_us.value : 0) +
       (in.sets.empty() ? 0
        : is_sm         ? latency.host_kernel_us.value
                        : latency.host_copy_us.value);
@@ -247,7 +253,7 @@ base::Status GraphBuilder::add_rank(int rank) {
       node_of_[static_cast<size_t>(index)] = node;
       OVERLACE_TRY(add_instance(rank, index, node));
       const bool is_fork = last == begin && is_copy_lane;
-      connect(last, node, is_fork ? crossing_us(in) : waits_for_peers(in) ? latency.wait_us.value : 0);
+      connect(last, node, is_fork ? crossing_us(in) : waits_for_peers(in, rank) ? latency.wait_us.value : 0);
       last = node;
     }
     const bool is_copy_lane =

@@ -1,6 +1,6 @@
-// A kernel that stores tiles to their owners and sums its own as nodes: what each of its clusters does, item by item of
-// the list (src/spec/work_order_pod.h). A number is drawn by the cluster that is free first, as far as that is
-// known before the times are.
+// A kernel that stores tiles to their owners and sums its own, or counts tiles for copies, as nodes: what each of its
+// clusters does, item by item of the list (src/spec/work_order_pod.h). A number is drawn by the cluster that is free
+// first, as far as that is known before the times are.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -70,6 +70,7 @@ class ScatterKernel {
   const int rank_;
   const TileOrder order_;
   const GraphBuilder::Grid grid_;
+  const bool is_counted_ = spec::is_tracked(b_.schedule_);  // tiles stay here, and nothing is summed
   int64_t depth_ = 0, tile_bytes_ = 0;
   Rates store_, add_;
   std::vector<Piece> pieces_;
@@ -148,7 +149,7 @@ base::Status ScatterKernel::lay_out(const std::vector<Rectangle>& list, std::vec
         for (const int32_t piece : list[hint].pieces) {
           Piece& one = pieces_[static_cast<size_t>(piece)];
           const bool leaves = one.whole.link_bytes > 0;
-          if (leaves != ((shard == rank_) == is_carried))
+          if (!is_counted_ && leaves != ((shard == rank_) == is_carried))
             return base::error(Errc::bad_schedule,
                                "{}: wanted tiles of peers stored to them, own sums carried to peers",
                                instance(one.instance).id(b_.schedule_));
@@ -294,7 +295,10 @@ base::Status ScatterKernel::add_areas(const std::vector<GraphBuilder::Area>& are
   }
   for (const Rectangle& one : computed_) {
     const Piece& piece = pieces_[static_cast<size_t>(one.pieces.front())];
-    if (piece.whole.to == rank_ && one.sum < 0)
+    if (is_counted_ && piece.whole.to != rank_)
+      return base::error(Errc::bad_schedule, "{}: stores to rank {} tiles that copies send; wanted: to its own, {}",
+                         instance(piece.instance).id(b_.schedule_), piece.whole.to, rank_);
+    if (!is_counted_ && piece.whole.to == rank_ && one.sum < 0)
       return base::error(
           Errc::bad_schedule,
           "{}: own tiles that no part sums; wanted: a part that depends on them and adds what peers send",
@@ -317,18 +321,20 @@ base::Status ScatterKernel::add(const std::vector<GraphBuilder::Area>& areas, co
       b_.graph_.nodes[piece.join].post_ps = ps_of_us(b_.machine_.latency.wait_us.value);
   set_rates(areas);
   const int32_t clusters = std::min(grid_.slots, count_tiles(order_));
-  const WorkOrder work = make_work_order(order_, std::max(clusters, 1), !carried_.empty());
+  const WorkOrder work =
+      is_counted_ ? make_product_order(order_) : make_work_order(order_, std::max(clusters, 1), !carried_.empty());
   std::vector<Cluster> states(static_cast<size_t>(clusters), {enter, enter});
   using Free = std::pair<double, int32_t>;  // when, who
   std::priority_queue<Free, std::vector<Free>, std::greater<>> free;
   for (int32_t cluster = 0; cluster < clusters; ++cluster) free.push({0, cluster});
   std::array<std::array<double, kMaxBands>, kWorks> ends{};  // of what was drawn
   for (int32_t number = 0; number < count_items(work); ++number) {
-    const auto [kind, at] = item_of(order_, work, number);
+    const auto [kind, at] =
+        is_counted_ ? WorkItem{overlace::Work::product, tile_at(order_, number)} : item_of(order_, work, number);
     const auto [us, cluster] = free.top();
     free.pop();
     // All ranks are alike here: sums of a band begin behind its products, copies behind its sums.
-    const auto band = static_cast<size_t>((at.m - order_.first_tile[at.shard]) / order_.band);
+    const auto band = is_counted_ ? 0 : static_cast<size_t>((at.m - order_.first_tile[at.shard]) / order_.band);
     const double begin = kind == overlace::Work::product ? us : std::max(us, ends[static_cast<size_t>(kind) - 1][band]);
     double& end = ends[static_cast<size_t>(kind)][band];
     end = std::max(end, begin + us_of(kind));
@@ -346,9 +352,14 @@ base::Status GraphBuilder::add_scatter(int rank, const std::vector<int>& tiles, 
   const base::Result<Grid> grid = grid_of();
   if (!grid.ok()) return grid.status();
   constexpr double kNodesPerTile = 3;  // a product or a sum, its stores, copies
-  base::Result<TileOrder> order = order_of(TileOrderKind::woven, rank, *grid, kNodesPerTile);
+  const bool is_counted = spec::is_tracked(schedule_);
+  base::Result<TileOrder> order =
+      order_of(is_counted ? TileOrderKind::own_last : TileOrderKind::woven, rank, *grid, kNodesPerTile);
   if (!order.ok()) return order.status();
-  (void)spec::woven_groups(&*order, parameter("groups", 1), !copies.empty());
+  if (is_counted)
+    order->band = spec::chunk_groups(*order, parameter("groups", 1)).rows;
+  else
+    (void)spec::woven_groups(&*order, parameter("groups", 1), !copies.empty());
   const base::Result<std::vector<Area>> areas = areas_of(rank, tiles, enter, leave);
   if (!areas.ok()) return areas.status();
   return ScatterKernel(*this, rank, *order, *grid).add(*areas, sums, copies, enter, leave);

@@ -121,6 +121,7 @@ std::string names_of(const AllRanks& team, const std::vector<std::pair<int, int>
 std::string box_text(const Schedule& schedule, const Box& box);
 
 void check_extents(const AllRanks& team, Findings* out);                                                // S2
+void check_scopes(const AllRanks& team, Findings* out);                                                 // S4, S7
 void check_counts(const AllRanks& team, Findings* out);                                                 // S4
 void check_residency(const AllRanks& team, const Machine& machine, const Graph& graph, Findings* out);  // S7
 void check_queues(const AllRanks& team, const Machine& machine, Findings* out);                         // S8

@@ -68,8 +68,7 @@ void check_machine(const AllRanks& team, const Machine& machine, Findings* out) 
                base::format("symmetric buffers take {} bytes, the heap of {} has {}", bytes, machine.name,
                             machine.heap_bytes));
   }
-  int64_t words = 0;
-  for (int64_t slots : first.signal_slots) words += slots * team.depth();
+  const int64_t words = first_words(schedule, first, Scope::system).back() * int64_t{team.depth()};
   if (words > machine.num_signal_ids) {
     out->error("S12", schedule.family, 0,
                base::format("{} signal words, {} has {}", words, machine.name, machine.num_signal_ids));

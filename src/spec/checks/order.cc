@@ -61,6 +61,45 @@ std::string what(const AllRanks& team, const Access& access) {
 
 }  // namespace
 
+/// Counters of a rank are its own, begin at 0 in each call, and are set by its kernel's parts: a part that waited for
+/// one that something else sets would hold the SMs that it may need.
+void check_scopes(const AllRanks& team, Findings* out) {
+  const Schedule& schedule = *team.schedule;
+  const auto is_counter = [&](int signal) {
+    return schedule.signals[static_cast<size_t>(signal)].scope == Scope::device;
+  };
+  for (int rank = 0; rank < team.size(); ++rank) {
+    std::set<std::pair<int, int64_t>> others;  // counters that no part of a kernel sets
+    const auto& instances = team.ranks[static_cast<size_t>(rank)].instances;
+    for (const Instance& in : instances) {
+      for (const ResolvedSet& set : in.sets) {
+        if (!is_counter(set.signal)) continue;
+        if (!is_part(schedule.tasks[static_cast<size_t>(in.task)])) others.insert({set.signal, set.slot});
+        if (set.at == rank) continue;
+        out->error("S4", in.id(schedule), rank,
+                   base::format("adds to {}[{}], a counter of scope device, at rank {}; wanted: its own rank",
+                                schedule.signals[static_cast<size_t>(set.signal)].name, set.slot, set.at));
+      }
+    }
+    for (const Instance& in : instances) {
+      for (const ResolvedWait& wait : in.waits) {
+        if (!is_counter(wait.signal)) continue;
+        const std::string& name = schedule.signals[static_cast<size_t>(wait.signal)].name;
+        if (wait.from != rank || wait.previous)
+          out->error("S4", in.id(schedule), rank,
+                     base::format("waits for adds by rank {}{} to {}[{}], a counter of scope device; wanted: its own "
+                                  "rank, this call",
+                                  wait.from, wait.previous ? " of earlier calls" : "", name, wait.slot));
+        if (is_part(schedule.tasks[static_cast<size_t>(in.task)]) && others.contains({wait.signal, wait.slot}))
+          out->error("S7", in.id(schedule), rank,
+                     base::format("is a part of a kernel and waits for {}[{}], a counter of scope device that a task "
+                                  "outside the kernel sets; wanted: counters that the kernel itself sets",
+                                  name, wait.slot));
+      }
+    }
+  }
+}
+
 void check_counts(const AllRanks& team, Findings* out) {
   const Schedule& schedule = *team.schedule;
   std::set<std::tuple<int, int, int64_t, int>> waited;

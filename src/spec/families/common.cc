@@ -243,9 +243,17 @@ int64_t longest_shard(const Schedule& schedule) {
   return out;
 }
 
-bool takes_one_shot(const Schedule& schedule) {
+namespace {
+
+bool has_transport(const Schedule& schedule, const char* name) {
   const auto transport = schedule.params.find("transport");
-  return transport != schedule.params.end() && transport->second == Param(std::string("one_shot"));
+  return transport != schedule.params.end() && transport->second == Param(std::string(name));
 }
+
+}  // namespace
+
+bool takes_one_shot(const Schedule& schedule) { return has_transport(schedule, "one_shot"); }
+
+bool is_tracked(const Schedule& schedule) { return has_transport(schedule, "tracked"); }
 
 }  // namespace overlace::spec

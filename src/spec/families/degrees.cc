@@ -21,7 +21,10 @@ constexpr std::array kDegrees = {1, 2, 4, 8, 16};
 constexpr int kMostMeasured = 4;
 constexpr std::array kSlabs = {4, 8};     // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
 constexpr std::array kTileGroups = {64};  // of tma_slot: what its kernel was measured with
-constexpr std::array kBands = {4, 8};     // of gemm_ar: 1 and 16 were seldom ahead (docs/results/h200x2.md)
+constexpr std::array kTrackedChunks = {2, 4};
+/// Bytes of a copy below which its trigger costs more than a third of the rate.
+constexpr int64_t kLeastTriggered = int64_t{4} << 20;
+constexpr std::array kBands = {4, 8};  // of gemm_ar: 1 and 16 were seldom ahead (docs/results/h200x2.md)
 
 /// `cut`: what is cut into `per_degree` or more for each degree.
 std::vector<int> degrees_of(const OpSpec& op, const Machine& machine, int64_t cut, int64_t per_degree) {
@@ -69,6 +72,17 @@ std::vector<int> slab_kernel_degrees(const OpSpec& op, const Machine& machine) {
 
 std::vector<int> tile_kernel_degrees(const OpSpec& op, const Machine& machine) {
   return kernel_degrees(op, machine, kTileGroups);
+}
+
+/// NOTE: none where the machine's file has no error of the model for the family, that is where it was never measured:
+/// its triggers are known from one kernel of a bench alone.
+std::vector<int> tracked_kernel_degrees(const OpSpec& op, const Machine& machine) {
+  const auto known = machine.recurrence_errors.find(op.op);
+  if (known == machine.recurrence_errors.end() || !known->second.contains("tracked")) return {};
+  std::vector<int> out = kernel_degrees(op, machine, kTrackedChunks);
+  const int64_t shard = op.m / op.ranks * op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
+  std::erase_if(out, [&](int chunks) { return shard / chunks < kLeastTriggered; });
+  return out;
 }
 
 std::vector<int> band_kernel_degrees(const OpSpec& op, const Machine& machine) {

@@ -71,6 +71,8 @@ std::vector<int> batch_degrees(const OpSpec& op, const Machine& machine);
 std::vector<int> slab_kernel_degrees(const OpSpec& op, const Machine& machine);
 std::vector<int> tile_kernel_degrees(const OpSpec& op, const Machine& machine);
 std::vector<int> band_kernel_degrees(const OpSpec& op, const Machine& machine);
+/// Chunks that copies send behind a running kernel.
+std::vector<int> tracked_kernel_degrees(const OpSpec& op, const Machine& machine);
 std::vector<int> small_m_degrees(const OpSpec& op, const Machine& machine);
 /// Alignments that the kernels' tiles ask for.
 void align_to_slabs(const OpSpec& op, FamilyOptions* options);

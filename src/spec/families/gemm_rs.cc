@@ -17,14 +17,17 @@ std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_an
 }
 
 /// Groups of tiles as the kernel makes them: bands "cut" of rows, column groups "slab" of columns; q counts the bands.
-void add_groups_of_tiles(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
+/// `has_whole_rows`: a band is a group.
+void add_groups_of_tiles(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max,
+                         bool has_whole_rows = false) {
   const std::vector<int64_t>& off = out->tables.at("off");
   const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>(base::ceil_div(extent, piece), 1); };
   const auto tile_rows = static_cast<int32_t>(pieces(shard_max, options.align));
   const auto tiles_n = static_cast<int32_t>(pieces(op.n, options.align_columns));
   const auto most = static_cast<int32_t>(options.degree);
-  const TileGroups groups = returns_to_all(op.op) ? make_band_groups(tile_rows, tiles_n, most)
-                                                  : make_groups(tile_rows, tiles_n, kTileSwizzle, most);
+  const TileGroups groups = has_whole_rows          ? make_chunk_groups(tile_rows, tiles_n, most)
+                            : returns_to_all(op.op) ? make_band_groups(tile_rows, tiles_n, most)
+                                                    : make_groups(tile_rows, tiles_n, kTileSwizzle, most);
   const int64_t bands = pieces(tile_rows, groups.rows), band = groups.rows * options.align;
   std::vector<int64_t> cut = {0}, slab = {0};
   for (size_t p = 0; p + 1 < off.size(); ++p)
@@ -88,6 +91,34 @@ void measured_scatter(Schedule* out, const OpSpec& op, const FamilyOptions& opti
 }
 void make_one_shot_scatter(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_shot(out, op); }
 
+/// One kernel stores tiles into "P" and counts those of each chunk that a peer owns; copy lanes send a chunk once its
+/// count is full. Own tiles come last, so that the last transfer hides behind them; sums follow.
+void make_tracked(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  const int64_t shard_max = longest_shard(*out);
+  add_groups_of_tiles(out, op, options, shard_max, /*has_whole_rows=*/true);
+  add_slots(out, op, shard_max);
+  out->signals.push_back({"done", "q*(G-1)", Scope::device});
+  out->params["transport"] = std::string("tracked");
+  out->params["items"] = std::string("own_last");
+  const std::string counter = "s*(G-1)+p-1";  // counter_of_chunk of fused_pod.h
+
+  Task remote = tiles(op, "tiles_remote", 0, "s*G+p", box("A", {chunk_rows(kOwner), all("K")}), b_operand(op),
+                      box("P", {chunk_rows(kOwner), all("N")}));
+  remote.loops = {chunks(), peers()};
+  remote.sets = {set_at("done", counter, "r")};
+  Task own = tiles(op, "tiles_own", 0, "q*G", box("A", {shard_rows("r"), all("K")}), b_operand(op),
+                   box("P", {shard_rows("r"), all("N")}));
+  out->tasks.push_back(std::move(remote));
+  out->tasks.push_back(std::move(own));
+
+  const Piece piece;
+  add_scatter_copies(out, options, piece, {});
+  out->tasks.back().waits.push_back(wait_for("done", counter, "r"));
+  Task sum = sum_of_sources(op, piece, {chunks()}, "s");
+  sum.deps = {"tiles_own"};
+  out->tasks.push_back(std::move(sum));
+}
+
 constexpr Arg kGemmRsArgs[] = {
     {.name = "A", .call = "a", .rows = "M", .columns = "K", .doc = "left factor, K of this rank"},
     {.name = "B", .call = "b", .rows = "K", .columns = "N", .has_layout = true, .doc = "right factor, K of this rank"},
@@ -113,6 +144,7 @@ constexpr FamilyDef kGemmRsFamilies[] = {
     cut("uniform_fused_2d", slabs, 0, slab_degrees, scatter_only<Scatter::slabs>),
     whole("one_shot", small_m_kernel, small_m_degrees, make_one_shot_scatter),
     with_defaults(cut("tma_slot", tile_kernel, 0, tile_kernel_degrees, add_tma_slot), align_to_tiles),
+    with_defaults(cut("tracked", tracked_kernel, 0, tracked_kernel_degrees, make_tracked), align_to_tiles),
     cut("hierarchical", ClosedForm::hosts, 5, nullptr, make_hierarchical<Hosts::overlapped>),
     bound("compute", Purpose::compute, make_scatter_compute),
     bound("comm", Purpose::comm, measured_scatter<Scatter::comm, Hosts::comm>),

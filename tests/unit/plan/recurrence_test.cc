@@ -205,6 +205,29 @@ TEST(Recurrence, StoresOfAWaveAreNotHidden) {
   EXPECT_NEAR(us(rs, two_clusters(), "tma_slot", 64), 2000 + 39.3 / 4, 1);
 }
 
+/// Products as above, in four waves, of which the last is that of my rows; three shards of 256 x 256 bf16 are whole
+/// chunks, as a shard is one row of tiles.
+TEST(Recurrence, CopiesThatAKernelTriggersHideBehindItsOwnTiles) {
+  Machine machine = two_clusters();
+  machine.copy = {};
+  machine.copy.peer_GBps = machine.copy.all_GBps = {10};
+  machine.memory.reduce_us = {};
+  machine.memory.reduce_GBps = {1e9};
+  const OpSpec rs = op_of("gemm_rs", 1024, 256, 1000, 4);
+  const double copy = 256 * 256 * 2 / 1e4;
+  EXPECT_NEAR(us(rs, machine, "tracked", 1), 2000, 0.1);
+  EXPECT_NEAR(us(rs, machine, "tracked", 4), us(rs, machine, "tracked", 1), 1e-9) << "one row of tiles is not cut";
+  machine.copy.trigger_us = {600};
+  EXPECT_NEAR(us(rs, machine, "tracked", 1), 1500 + 600 + copy, 0.1) << "a trigger behind the third wave";
+  machine.copy.trigger_us = {};
+  machine.copy.peer_GBps = machine.copy.all_GBps = {0.1};  // 1310.7 us each, the first behind the first wave
+  EXPECT_NEAR(us(rs, machine, "tracked", 1), 500 + 3 * 1310.72, 0.1);
+  // Two ranks, four rows of tiles in a shard: 16 tiles in eight waves. Two copies of 512 x 256 take 2621 us each.
+  const OpSpec two = op_of("gemm_rs", 2048, 256, 1000, 2);
+  EXPECT_NEAR(us(two, machine, "tracked", 1), 2000 + 2 * 2621.44, 0.1);
+  EXPECT_NEAR(us(two, machine, "tracked", 2), 1000 + 2 * 2621.44, 0.1);
+}
+
 TEST(Recurrence, OfAllReduceInOneKernelTheLastBandIsNotHidden) {
   // Products as above; a rank stores 39.3 us of partials and as much of sums. Four row tiles of a shard make no more
   // than four bands.

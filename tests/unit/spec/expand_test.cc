@@ -337,6 +337,11 @@ TEST(Expand, CountsOneAddPerWordAndEpoch) {
       const Expansion out = expand(schedule, 1, 3).value();
       for (size_t signal = 0; signal < schedule.signals.size(); ++signal) {
         for (int64_t slot = 0; slot < out.signal_slots[signal]; ++slot) {
+          if (schedule.signals[signal].scope == Scope::device) {  // a counter, of this rank alone
+            for (int from : {0, 1, 2})
+              EXPECT_EQ(out.adds(static_cast<int>(signal), slot, from), from == 1 ? 1 : 0) << family << " " << slot;
+            continue;
+          }
           for (int from : {0, 2}) {
             const bool is_fused = family == "k_slab" || (family == "one_shot" && spec::gathers(name));
             const bool is_shared = is_fused && schedule.signals[signal].name == "arrived";

@@ -282,6 +282,23 @@ TEST(Rounds, AHierarchyCrossesBetweenGatewaysOnly) {
   }
 }
 
+/// A copy lane may share a hardware queue with the kernel whose counters it waits for.
+TEST(IssueOrder, WhatSetsACounterComesBeforeWhoWaitsForIt) {
+  OpSpec op = issued_op("gemm_rs", 3, 3 * 1024);
+  const Schedule schedule = make_schedule(op, "tracked", 2);
+  const Expansion mine = expand(schedule, 1, 3).value();
+  const std::vector<LaneQueue> lanes = lanes_of(mine);
+  int kernel_parts = 0, copies = 0;
+  for (const Step& step : issue_order(mine, lanes)) {
+    const Task& task = schedule.tasks[static_cast<size_t>(mine.instances[static_cast<size_t>(step.instance)].task)];
+    kernel_parts += task.id == "tiles_remote" ? 1 : 0;
+    copies += task.id == "push" ? 1 : 0;
+    EXPECT_LE(copies, kernel_parts);
+  }
+  EXPECT_EQ(copies, 4);
+  EXPECT_FALSE(needs_timetable(schedule, mine, std::vector<int>{0, 0, 0})) << "nobody waits for a peer on a copy lane";
+}
+
 TEST(Rounds, OneHostHasNone) {
   const Schedule schedule = make_schedule(issued_op("gemm_ar", 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
   for (const Timetable& table : whole_of(schedule, {0, 0, 0, 0}).tables) EXPECT_TRUE(table.rounds.empty());

@@ -93,8 +93,8 @@ TEST(Items, OfARotatedListGoThroughTheSlabsOfATile) {
 TEST(Items, MakeUpEachPartOnceWhateverTheShards) {
   const std::vector<std::vector<int64_t>> offsets = {{0, 0, 700, 701}, {0, 512, 512, 1024}, {0, 1, 2, 1300}};
   for (const auto& off : offsets) {
-    for (const auto& [op, family] :
-         {std::pair("gemm_rs", "tma_slot"), std::pair("gemm_ar", "tma_slot"), std::pair("ag_gemm", "k_slab")}) {
+    for (const auto& [op, family] : {std::pair("gemm_rs", "tma_slot"), std::pair("gemm_ar", "tma_slot"),
+                                     std::pair("gemm_rs", "tracked"), std::pair("ag_gemm", "k_slab")}) {
       const Schedule s = fused_kernel(op, family, 3, off.back(), 3, off);
       for (int rank = 0; rank < 3; ++rank) {
         const Expansion all = expand(s, rank, 3).value();
@@ -130,7 +130,7 @@ TEST(Items, AListThatTheScheduleDoesNotMatchIsRefused) {
   const Schedule good = fused_kernel("gemm_rs", "tma_slot", 4, 3 * 1024, 3);
   Schedule s = good;
   s.params["items"] = std::string("sorted");
-  EXPECT_EQ(refused(s), "schedule tma_slot_rs: items is sorted, wanted woven or rotated");
+  EXPECT_EQ(refused(s), "schedule tma_slot_rs: items is sorted, wanted woven, own_last or rotated");
   s = good;
   s.params["items"] = std::string("rotated");
   EXPECT_NE(refused(s).find("has no part tiles_own for rows 0"), std::string::npos) << refused(s);

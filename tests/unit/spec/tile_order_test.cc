@@ -10,7 +10,7 @@ namespace overlace {
 namespace {
 
 using Kind = TileOrderKind;
-constexpr Kind kKinds[] = {Kind::linear, Kind::rotated, Kind::woven, Kind::grouped};
+constexpr Kind kKinds[] = {Kind::linear, Kind::rotated, Kind::woven, Kind::own_last, Kind::grouped};
 
 struct OrderCase {
   Kind kind;

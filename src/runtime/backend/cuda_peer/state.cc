@@ -217,7 +217,10 @@ void CudaPeerState::close(bool aborted) {
   if (aborted && host_) std::atomic_ref<uint32_t>(host_[0].abort_word).store(1, std::memory_order_release);
   watch_streams(aborted);
   (void)cudaDeviceSynchronize();
-  for (const GuardedWait& guarded : guarded_) (void)cudaEventDestroy(guarded.done);
+  for (const GuardedWait& guarded : guarded_) {
+    (void)cudaEventDestroy(guarded.done);
+    if (guarded.reached != nullptr) (void)cudaEventDestroy(guarded.reached);
+  }
   for (cudaEvent_t event : spare_events_) (void)cudaEventDestroy(event);
   if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   if (watch_stream_ != nullptr) (void)cudaStreamDestroy(watch_stream_);

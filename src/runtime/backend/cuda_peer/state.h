@@ -74,13 +74,16 @@ class CudaPeerState final : public BackendState, public EngineHost {
   /// Right after stream_wait on that stream, outside capture: the watcher ends the wait at the deadline and on abort by
   /// writing the word past the value, so that the queue drains.
   base::Status guard_stream_wait(cudaStream_t stream, const StreamWait& wait);
+  /// stream_wait for a word of this device, and its guard: the deadline begins when the stream has reached the wait.
+  /// Outside capture.
+  base::Status wait_in_stream(cudaStream_t stream, const StreamWait& wait);
   void add_engine(EngineWatch* engine) override { engines_.add(engine); }
   void remove_engine(EngineWatch* engine) override { engines_.remove(engine); }
 
  private:
   struct GuardedWait {
     StreamWait wait;
-    cudaEvent_t done = nullptr;
+    cudaEvent_t reached = nullptr, done = nullptr;  // reached: null once it is known to be
     int64_t begin_ns = 0;
     bool released = false;
   };
@@ -117,6 +120,7 @@ class CudaPeerState final : public BackendState, public EngineHost {
   void watch();
   void watch_streams(bool aborted);
   void release_word(GuardedWait& guarded);
+  base::Status record_event(cudaStream_t stream, cudaEvent_t* out);
 
   Control& control_;
   Names& names_;

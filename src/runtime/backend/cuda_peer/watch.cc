@@ -1,6 +1,7 @@
 // The watcher thread of a rank: finds the records of kernels and pipelines that stood still, keeps the deadlines of
 // stream waits, polls engines.
 #include <atomic>
+#include <utility>
 
 #include "src/runtime/backend/cuda_peer/state.h"
 #include "src/runtime/clock.h"
@@ -43,12 +44,16 @@ void CudaPeerState::watch_streams(bool aborted) {
   std::unique_lock lock(mutex_);
   AbortCause timed_out;
   for (auto it = guarded_.begin(); it != guarded_.end();) {
-    if (cudaEventQuery(it->done) != cudaErrorNotReady) {
+    if (it->reached != nullptr && cudaEventQuery(it->reached) != cudaErrorNotReady) {
+      spare_events_.push_back(std::exchange(it->reached, nullptr));
+      it->begin_ns = now_ns();
+    }
+    if (it->reached == nullptr && cudaEventQuery(it->done) != cudaErrorNotReady) {
       spare_events_.push_back(it->done);
       it = guarded_.erase(it);
       continue;
     }
-    const int64_t waited_ns = now_ns() - it->begin_ns;
+    const int64_t waited_ns = it->reached != nullptr ? 0 : now_ns() - it->begin_ns;
     if (!aborted && timed_out.code == Errc::ok && waited_ns > options_.timeout_ms * 1'000'000) {
       TimeoutRecord record;
       record.rank = static_cast<uint32_t>(rank_);
@@ -84,18 +89,38 @@ base::Status CudaPeerState::guard_stream_wait(cudaStream_t stream, const StreamW
   GuardedWait guarded;
   guarded.wait = wait;
   guarded.begin_ns = now_ns();
-  if (!spare_events_.empty()) {
-    guarded.done = spare_events_.back();
-    spare_events_.pop_back();
-  } else {
-    OVERLACE_TRY(cuda_status(cudaEventCreateWithFlags(&guarded.done, cudaEventDisableTiming), "cudaEventCreate"));
-  }
-  if (base::Status status = cuda_status(cudaEventRecord(guarded.done, stream), "cudaEventRecord"); !status.ok()) {
-    spare_events_.push_back(guarded.done);
+  OVERLACE_TRY(record_event(stream, &guarded.done));
+  guarded_.push_back(guarded);
+  return {};
+}
+
+base::Status CudaPeerState::wait_in_stream(cudaStream_t stream, const StreamWait& wait) {
+  const DeviceGuard guard(device_);
+  const std::lock_guard lock(mutex_);
+  GuardedWait guarded;
+  guarded.wait = wait;
+  OVERLACE_TRY(record_event(stream, &guarded.reached));
+  base::Status status = stream_wait(wait.word, wait.value, /*written_by_peer=*/false, stream_caps_, stream);
+  if (status.ok()) status = record_event(stream, &guarded.done);
+  if (!status.ok()) {
+    spare_events_.push_back(guarded.reached);
     return status;
   }
   guarded_.push_back(guarded);
   return {};
+}
+
+/// One that is spare, or a new one.
+base::Status CudaPeerState::record_event(cudaStream_t stream, cudaEvent_t* out) {
+  if (spare_events_.empty()) {
+    OVERLACE_TRY(cuda_status(cudaEventCreateWithFlags(out, cudaEventDisableTiming), "cudaEventCreate"));
+  } else {
+    *out = spare_events_.back();
+    spare_events_.pop_back();
+  }
+  base::Status status = cuda_status(cudaEventRecord(*out, stream), "cudaEventRecord");
+  if (!status.ok()) spare_events_.push_back(std::exchange(*out, nullptr));
+  return status;
 }
 
 }  // namespace overlace::runtime::cuda_peer

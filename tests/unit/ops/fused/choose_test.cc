@@ -198,6 +198,26 @@ spec::OpSpec op_of(const std::string& name) {
   return op;
 }
 
+TEST(CheckQueues, CopiesThatWaitForAKernelNeedQueuesOfTheirOwn) {
+  Caps caps;
+  caps.stream_wait = true;
+  const spec::Schedule one = spec::make_schedule(op_of("gemm_rs"), "tracked", 2);
+  const spec::Schedule three = spec::make_schedule(op_of("gemm_rs"), "tracked", 2, {{"ce_queues", int64_t{3}}});
+  EXPECT_TRUE(check_queues(one, caps, -1, 0).ok());
+  EXPECT_TRUE(check_queues(one, caps, 2, 0).ok());
+  EXPECT_TRUE(check_queues(three, caps, 4, 0).ok());
+  EXPECT_EQ(
+      check_queues(three, caps, 3, 2).message(),
+      "gemm_rs: schedule tracked_rs: CUDA_DEVICE_MAX_CONNECTIONS is 3, and 3 streams wait for counters of what the "
+      "caller's runs; wanted: at least 4; rank 2");
+  const base::Status status = check_queues(one, caps, 1, 0);
+  EXPECT_EQ(status.code(), Errc::not_supported);
+  EXPECT_NE(status.message().find("is 1, and 1 streams"), std::string::npos) << status.message();
+  EXPECT_TRUE(check_queues(spec::make_schedule(op_of("gemm_rs"), "tma_slot", 2), caps, 1, 0).ok()) << "copies nothing";
+  caps.stream_wait = false;
+  EXPECT_NE(check_queues(one, caps, 8, 1).message().find("cannot wait for words"), std::string::npos);
+}
+
 TEST(ChooseInstance, FindsOneForSchedulesOfBothFamilies) {
   const auto gather = choose_instance(spec::make_schedule(op_of("ag_gemm"), "k_slab", 4), kSms);
   ASSERT_TRUE(gather.ok()) << gather.status().message();

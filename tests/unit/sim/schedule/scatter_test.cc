@@ -114,6 +114,27 @@ TEST(ScatterKernel, TakesWhatWasMeasured) {
   }
 }
 
+/// 1024 x 256 on two ranks: two waves of tiles for the peer, two of own ones. A copy of 512 x 256 takes 262 us at 1
+/// GB/s.
+TEST(TrackedKernel, ACopyStartsATriggerBehindItsTiles) {
+  const OpSpec op = op_of("gemm_rs", 2, 1024, 256, 1000);
+  const auto tracked_us = [&](const Machine& machine, int degree) {
+    return try_simulate_folded(spec::make_schedule(op, "tracked", degree), machine).value().us();
+  };
+  const double copy_us = 512 * 256 * 2 * 1e-3;
+  Machine machine = two_clusters();
+  EXPECT_NEAR(tracked_us(machine, 1), 4000 + 3 * copy_us, 2) << "the copy hides, the sum does not";
+  machine.memory.reduce_GBps = {1e6};
+  EXPECT_NEAR(tracked_us(machine, 1), 4000, 2);
+  machine.copy.trigger_us = {3000};
+  EXPECT_NEAR(tracked_us(machine, 1), 2000 + 3000 + copy_us, 2);
+  EXPECT_NEAR(tracked_us(machine, 2), 2000 + 3000 + copy_us / 2, 2) << "the first chunk has left when the second does";
+  machine.copy.trigger_us = {100};
+  machine.copy.peer_GBps = machine.copy.all_GBps = {0.05};
+  EXPECT_NEAR(tracked_us(machine, 1), 2000 + 100 + 20 * copy_us, 2);
+  EXPECT_NEAR(tracked_us(machine, 2), 1000 + 100 + 20 * copy_us, 2) << "half of the rows leave a wave before";
+}
+
 void expect_refused(const Schedule& schedule, const char* why) {
   try {
     (void)simulate(schedule, spec::find_machine("h200x4"));

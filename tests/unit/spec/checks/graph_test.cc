@@ -60,6 +60,55 @@ TEST(PartsOfAKernel, ACreditThatOnlyTheLastOneGivesDoesNotCoverTheOthers) {
   EXPECT_EQ(errors(s), Codes{"S6"});
 }
 
+TEST(Counters, OfAKernelOrderItsCopies) {
+  for (const int depth : {1, 2}) EXPECT_EQ(errors(kernel_of("gemm_rs", "tracked", 2, depth)), Codes{}) << depth;
+  Schedule s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "tiles_remote").sets.clear();
+  EXPECT_EQ(errors(s), Codes{"S4"}) << "a missing counter";
+  s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "push").waits.back().at_least = 0;
+  EXPECT_EQ(errors(s), Codes{"S5"}) << "a threshold that is too low";
+  s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "push").waits.back().at_least = 2;
+  EXPECT_EQ(errors(s), Codes{"S4"}) << "one that is never reached";
+  s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "push").waits.back().slot = "(q-1-s)*(G-1)+p-1";
+  EXPECT_EQ(errors(s), Codes{"S5"}) << "the counter of another chunk";
+  s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "reduce").deps.clear();
+  EXPECT_EQ(errors(s), Codes{"S5"}) << "own tiles are not counted";
+}
+
+TEST(Counters, AreSetAndAwaitedByTheirOwnRankInThisCall) {
+  Schedule s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "tiles_remote").sets[0].at = "(r+1)%G";
+  EXPECT_EQ(errors(s), Codes{"S4"});
+  s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "push").waits.back().from = "(r+1)%G";
+  EXPECT_EQ(errors(s), Codes{"S4"});
+  s = kernel_of("gemm_rs", "tracked", 2);
+  task(s, "push").waits.back().previous = true;
+  EXPECT_EQ(errors(s), Codes{"S4"}) << "counters begin at 0 in each call";
+}
+
+/// A copy lane may wait for a running kernel, a kernel not for a copy lane, which holds the SMs that others may need.
+TEST(Counters, AKernelDoesNotWaitForACopyLane) {
+  Schedule s = kernel_of("gemm_rs", "tracked", 2);
+  s.signals.push_back({"sent", "q*(G-1)", Scope::device});
+  task(s, "push").sets.push_back({.signal = "sent", .slot = "s*(G-1)+p-1", .at = "r"});
+  task(s, "tiles_own").waits = {{.signal = "sent", .slot = 0, .from = "r"}};
+  EXPECT_EQ(errors(s), Codes{"S7"});
+}
+
+TEST(Counters, TakeNoWordsOfTheHeap) {
+  Machine machine;
+  machine.num_signal_ids = 2 * (2 + 1);  // two copies of arrived and credit
+  EXPECT_EQ(errors(kernel_of("gemm_rs", "tracked", 2, 2), machine), Codes{});
+  Schedule s = kernel_of("gemm_rs", "tracked", 2, 2);
+  for (SignalDecl& signal : s.signals) signal.scope = Scope::system;
+  EXPECT_EQ(errors(s, machine), Codes{"S12"});
+}
+
 TEST(PartsOfAKernel, ASumFollowsItsOwnTilesByADependencyAlone) {
   for (const char* op : {"gemm_rs", "gemm_ar"}) {
     Schedule s = kernel_of(op, "one_shot", 1, 2);
