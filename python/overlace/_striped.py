@@ -254,8 +254,9 @@ class StripedTensor:
     def verify(self, product: Callable[[torch.Tensor], object], *, inputs: Sequence[torch.Tensor] = ()) -> None:
         """Proves that `product(out)` writes every element, reads none, and does so at the owners. Collective.
 
-        product, inputs: as for `run`. It is called twice: for `out`, full of NaN, and for a local tensor of the same
-            strides. What the owners have must equal the latter bit for bit, which is sent to them by the team's engine.
+        product, inputs: as for `run`. It is called for `out`, full of NaN, for a local tensor of the same strides and,
+            where rows or blocks are apart, for a contiguous one. What the owners have must equal the local one bit for
+            bit, which is sent to them by the team's engine.
         Outside of captures, and the host waits. All ranks raise Unsupported, with rank, place and both values, if a
         rank found a difference: kernels that add to their output (split K) give one.
         """
@@ -279,7 +280,21 @@ class StripedTensor:
         want = torch.empty_strided(like.shape, like.stride(), dtype=self.dtype, device=self.device)
         _bits(want).zero_()
         product(want)
+        if not want.is_contiguous():
+            self._check_strides(product, want)
         return want
+
+    def _check_strides(self, product: Callable[[torch.Tensor], object], want: torch.Tensor) -> None:
+        """A kernel that takes its output for contiguous has the same bits wherever it writes wrongly."""
+        plain = torch.empty(want.shape, dtype=self.dtype, device=self.device)
+        product(plain)
+        differs = (want.double() - plain.double()).abs().max().item()
+        largest = plain.double().abs().max().item()
+        if not differs <= largest / 16:  # NaN, too; other strides may round otherwise
+            raise Unsupported(
+                f"StripedTensor.verify: '{self.name}': the product differs by {differs:.3g} of {largest:.3g} between "
+                f"an output with strides {tuple(want.stride())} and a contiguous one, wanted one that keeps to strides"
+            )
 
     def _check_inputs(self, what: str, inputs: Sequence[torch.Tensor]) -> None:
         handle = self._open(what)

@@ -182,6 +182,22 @@ def proofs(group):
     assert f"'y': 1 of 4096 {text} 1 of this rank, column 3, as rank 1 wrote it: 77.0, wanted {want}" in named
     assert named.startswith("rank 1: ") == (rank == 0)
 
+    with overlace.StripedTensor((16, 100), torch.float32, group) as padded:
+
+        def packs(out):
+            out.as_strided((16, 100), (100, 1)).copy_(a @ b[:, :100])
+
+        with pytest.raises(overlace.Unsupported, match=r"an output with strides \(128, 1\) and a contiguous one"):
+            padded.verify(packs)
+
+    def no_engine(*_arguments, **_options):
+        raise overlace.Unsupported("no engine")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlace.ops, "all_to_all", no_engine)
+        t.verify(lambda out: torch.mm(a, b, out=out))
+        assert "1 of 4096" in said(leaves_out)
+
     def fails(out):
         if rank == 0:
             raise ValueError("no such kernel")
