@@ -351,6 +351,24 @@ TEST(Fp8, BadArgumentsAreRefusedWithBothValues) {
   EXPECT_NE(none.find("a must be fp32, bf16, fp16, e4m3 or fp64, got i8"), std::string::npos) << none;
 }
 
+TEST(Fp8, TooFewTensorsAreRefused) {
+  run_ranks(1, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    Matrix a(4, 16, DType::fp32, 0), out(4, 4, DType::fp32, 0);
+    ops::CallArgs args;
+    args.tensors = {a.view, a.view.transposed(), out.view};
+    const spec::OperatorDef& def = *spec::find_operator("gemm_ar");
+    const spec::OpSpec op = ops::op_spec(channel, def, args);
+    EXPECT_TRUE(op.m == 4 && op.n == 4 && op.k == 16 && !op.bias && op.scales == Scales::none);
+    try {
+      ops::call(channel, def, args, spec::make_schedule(op, "library"));
+      ADD_FAILURE() << "three tensors of six were taken";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("got 3 tensors, wanted 6"), std::string::npos) << error.what();
+    }
+  });
+}
+
 TEST(Fp8, OtherOperandsTakeNoScales) {
   run_ranks(1, Mode::threads, [](Runtime& runtime) {
     Matrix a(4, 16, DType::fp32, 0), b(6, 16, DType::fp32, 0), out(4, 6, DType::fp32, 0), one(1, 1, DType::fp32, 0);

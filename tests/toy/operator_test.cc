@@ -181,7 +181,10 @@ std::string multiply_inside(Channel& channel) {
   std::vector<float> a(4 * 6, static_cast<float>(channel.team().rank() + 1)), b(6 * 5, 2.0F), y(4 * 5, -1.0F);
   const ops::CallArgs args{.tensors = {TensorView::contiguous(a.data(), DType::fp32, {4, 6}),
                                        TensorView::contiguous(b.data(), DType::fp32, {6, 5}),
-                                       TensorView::contiguous(y.data(), DType::fp32, {4, 5}), TensorView{}}};
+                                       TensorView::contiguous(y.data(), DType::fp32, {4, 5}),
+                                       {},
+                                       {},
+                                       {}}};
   const Schedule schedule = spec::make_schedule(ops::op_spec(channel, spec::kGemmAr, args), "serial");
   ops::call(channel, spec::kGemmAr, args, schedule);
   const auto want = static_cast<float>(12 * ranks * (ranks + 1) / 2);

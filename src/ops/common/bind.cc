@@ -207,7 +207,7 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
   TensorView mine;  // the rows that are exchanged; data has none, so that its shape poses nothing
   for (size_t i = 0; i < def.args.size(); ++i) {
     const Arg& arg = def.args[i];
-    const TensorView& t = args.tensors[i];
+    const TensorView t = i < args.tensors.size() ? args.tensors[i] : TensorView();  // of too few the call says so
     if (arg.role == Role::bias) op.bias = op.bias || t.defined();
     if (arg.role == Role::gathered) op.gathered = op.gathered || t.defined();
     if (arg.role == Role::scale && t.defined() && op.scales == spec::Scales::none)

@@ -316,6 +316,10 @@ TEST(Planner, TakesLibraryGemmsForFp8AndSaysThatItsRateWasNotMeasured) {
       op.scales = scales;
       for (const Candidate& one : candidates(op, h200()))
         EXPECT_TRUE(one.family != "k_slab" && one.family != "tma_slot" && one.family != "one_shot") << one.family;
+      const auto slabs = [](const Candidate& one) { return one.family == "uniform_fused_2d"; };
+      const std::vector<Candidate> all = candidates(op, h200());
+      const bool adds_rows = scales == spec::Scales::rows && spec::gathers(op.op);
+      EXPECT_EQ(std::any_of(all.begin(), all.end(), slabs), !adds_rows) << name;
       EXPECT_LT(Recurrence(op, h200()).us({"library", 1}).value(), 0.8 * wide_us) << name;
       Planner planner(h200());
       const std::shared_ptr<const Plan> plan = planner.plan(op);
