@@ -36,6 +36,7 @@ from torch_entrants import (  # noqa: E402
     Missing,
     enter,
     one_line,
+    package,
     parsed,
     relative,
     spoiled,
@@ -48,8 +49,7 @@ try:
 except ImportError:
     torch = None  # type: ignore[assignment]
 else:
-    from torch_moe import captured, package
-    from torch_rank import Rank, normal
+    from torch_rank import Rank, captured, normal
 
 NAMES = (
     "compute",
@@ -246,9 +246,9 @@ COMPETITORS: dict[str, Callable[[Workload], Call]] = {
     "torch_async_tp": torch_async_tp,
     "striped": striped,
     "overlace": by_overlace,
-    "torch_library_graph": lambda w: captured(w, torch_library),
-    "striped_graph": lambda w: captured(w, striped),
-    "overlace_graph": lambda w: captured(w, by_overlace),
+    "torch_library_graph": lambda w: captured(w.rank, w.sets, torch_library(w)),
+    "striped_graph": lambda w: captured(w.rank, w.sets, striped(w)),
+    "overlace_graph": lambda w: captured(w.rank, w.sets, by_overlace(w)),
     "torch_wrong": lambda w: spoiled(torch_library(w)),  # torch_library with one element changed: it must be refused
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -89,24 +90,44 @@ class ScaledSite {
   /// Empty if every element is exact.
   std::string mismatch() {
     out_->download();
-    const bool gathers = spec::gathers(p_.op);
-    const int begin = gathers ? rank_ : 0, end = gathers ? rank_ + 1 : op_.ranks;
+    if (wanted_.empty()) wanted_ = wanted();
     for (int64_t i = 0; i < out_->size(); ++i) {
-      const int64_t row = first_ + i / p_.n, column = i % p_.n;
-      double sum = 0;
-      for (int r = begin; r < end; ++r)
-        for (int64_t k = 0; k < p_.k; ++k) sum += a_at(r, row * p_.k + k) * exact_value(2, r, column * p_.k + k);
-      sum = sum * of_row(p_, row) * of_column(p_, column) + (p_.bias ? exact_value(3, 0, column) : 0);
-      unsigned char rounded[8] = {};
-      base::store_element(rounded, p_.out, 0, sum);  // once: of the sum with the bias
-      sum = base::load_element(rounded, p_.out, 0);
-      if (out_->get(i) != sum)
-        return base::format("rank {} element ({}, {}): got {}, want {}", rank_, row, column, out_->get(i), sum);
+      const double want = wanted_[static_cast<size_t>(i)];
+      if (out_->get(i) != want)
+        return base::format("rank {} element ({}, {}): got {}, want {}", rank_, first_ + i / p_.n, i % p_.n,
+                            out_->get(i), want);
     }
     return {};
   }
 
  private:
+  /// Each rounded once: of the sum with the bias.
+  std::vector<double> wanted() {
+    const bool gathers = spec::gathers(p_.op);
+    const int begin = gathers ? rank_ : 0, end = gathers ? rank_ + 1 : op_.ranks;
+    const int64_t size = out_->size(), rows = p_.n == 0 ? 0 : size / p_.n;
+    std::vector<double> out(static_cast<size_t>(size)), a(static_cast<size_t>(rows * p_.k)),
+        b(static_cast<size_t>(p_.n * p_.k));
+    for (int r = begin; r < end; ++r) {
+      for (int64_t i = 0; i < rows * p_.k; ++i) a[static_cast<size_t>(i)] = a_at(r, first_ * p_.k + i);
+      for (int64_t i = 0; i < p_.n * p_.k; ++i) b[static_cast<size_t>(i)] = exact_value(2, r, i);
+      for (int64_t i = 0; i < size; ++i) {
+        const double* line = a.data() + i / p_.n * p_.k;
+        out[static_cast<size_t>(i)] =
+            std::inner_product(line, line + p_.k, b.data() + i % p_.n * p_.k, out[static_cast<size_t>(i)]);
+      }
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t row = first_ + i / p_.n, column = i % p_.n;
+      double& sum = out[static_cast<size_t>(i)];
+      sum = sum * of_row(p_, row) * of_column(p_, column) + (p_.bias ? exact_value(3, 0, column) : 0);
+      unsigned char rounded[8] = {};
+      base::store_element(rounded, p_.out, 0, sum);
+      sum = base::load_element(rounded, p_.out, 0);
+    }
+    return out;
+  }
+
   /// Rows that are gathered are those of the whole, whoever has them.
   double a_at(int rank, int64_t i) const { return exact_value(1, spec::gathers(p_.op) ? 0 : rank, i); }
 
@@ -117,6 +138,7 @@ class ScaledSite {
   spec::OpSpec op_;
   std::vector<int64_t> off_;
   int64_t first_ = 0;
+  std::vector<double> wanted_;
   std::unique_ptr<Matrix> a_, b_, a_scale_, b_scale_, bias_, out_;
 };
 

@@ -144,7 +144,7 @@ base::Status CudaExecutor::wait_for_counter(const Call& call, const Prepared& pr
   const size_t index = call.program.counter(wait.signal, wait.slot);
   const uint64_t full = prepared.full[index];
   if (full == 0) return {};  // nothing to store, nothing to count
-  auto* const word = reinterpret_cast<uint64_t*>(prepared.counters.as<char>() + index * kCounterPitch);
+  auto* const word = reinterpret_cast<uint64_t*>(prepared.counters.data() + index * kCounterPitch);
   node::CudaPeerState& state = node::cuda_peer_state(*team_.runtime().state().backend);
   if (is_captured_) return node::stream_wait(word, full, /*written_by_peer=*/false, state.stream_caps(), stream);
   return state.wait_in_stream(stream, {.word = word,

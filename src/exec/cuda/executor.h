@@ -19,6 +19,7 @@
 #include "src/runtime/backend/cuda_peer/captures.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
+#include "src/runtime/backend/cuda_peer/stream_words.h"
 #include "src/runtime/state.h"
 
 namespace overlace::exec {
@@ -39,7 +40,7 @@ struct Prepared {
   int last_data = -1;              // as in Timetable
   std::unique_ptr<NetRounds> net;  // null: nothing crosses to another host
   bool has_previous = false;
-  node::LocalMemory counters;          // signals of scope device, kCounterPitch bytes apart; 0 between calls
+  node::StreamWords counters;          // signals of scope device, kCounterPitch bytes apart; 0 between calls
   std::vector<uint64_t> full;          // per counter: what a call adds
   std::optional<spec::Lane> emptying;  // the only lane that waits for counters: there they are set to 0 again
   std::optional<KernelContext> kernel;

@@ -5,6 +5,7 @@
 
 #include "src/exec/cuda/executor.h"
 #include "src/exec/cuda/inputs.h"
+#include "src/runtime/backend/cuda_peer/state.h"
 
 namespace overlace::exec {
 namespace {
@@ -178,11 +179,11 @@ base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies
 base::Status CudaExecutor::make_counters(const Program& program, Prepared& prepared) {
   const uint32_t count = program.first_counter.back();
   if (count == 0) return {};
-  base::Result<node::LocalMemory> memory =
-      node::LocalMemory::filled(0, size_t{count} * kCounterPitch, "counters of a schedule");
-  if (!memory.ok()) return memory.status();
-  prepared.counters = std::move(*memory);
-  prepared.kernel->counters = {.words = prepared.counters.as<char>(), .count = count, .number = 0};
+  base::Result<node::StreamWords> words =
+      node::cuda_peer_state(*team_.runtime().state().backend).stream_words(count, "counters of a schedule");
+  if (!words.ok()) return words.status();
+  prepared.counters = std::move(*words);
+  prepared.kernel->counters = {.words = prepared.counters.data(), .count = count, .number = 0};
   return {};
 }
 

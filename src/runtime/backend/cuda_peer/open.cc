@@ -177,6 +177,9 @@ base::Status CudaPeerState::open_memory() {
   const size_t bytes = size_t{options_.num_signal_ids} * static_cast<size_t>(world_) * sizeof(uint64_t);
   OVERLACE_TRY(cuda_status(cudaMalloc(reinterpret_cast<void**>(&ticket_), bytes), "cudaMalloc (tickets)"));
   OVERLACE_TRY(cuda_status(cudaMemset(ticket_, 0, bytes), "cudaMemset (tickets)"));
+  base::Result<std::shared_ptr<StreamWordPool>> words = StreamWordPool::open();
+  if (!words.ok()) return words.status();
+  word_pool_ = std::move(*words);
   ControlBlock block;
   block.layout_hash = layout_.hash();
   block.generation = control_.generation();

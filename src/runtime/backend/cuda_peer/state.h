@@ -16,6 +16,7 @@
 #include "src/runtime/backend/cuda_peer/device_heap.h"
 #include "src/runtime/backend/cuda_peer/host_block.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
+#include "src/runtime/backend/cuda_peer/stream_words.h"
 #include "src/runtime/engine/watch.h"
 
 namespace overlace::runtime::cuda_peer {
@@ -77,6 +78,10 @@ class CudaPeerState final : public BackendState, public EngineHost {
   /// stream_wait for a word of this device, and its guard: the deadline begins when the stream has reached the wait.
   /// Outside capture.
   base::Status wait_in_stream(cudaStream_t stream, const StreamWait& wait);
+  /// Counters for wait_in_stream and stream_wait.
+  base::Result<StreamWords> stream_words(uint32_t count, const char* what) {
+    return StreamWords::take(word_pool_, count, what);
+  }
   void add_engine(EngineWatch* engine) override { engines_.add(engine); }
   void remove_engine(EngineWatch* engine) override { engines_.remove(engine); }
 
@@ -135,6 +140,7 @@ class CudaPeerState final : public BackendState, public EngineHost {
   StreamCaps stream_caps_;
   RuntimeLayout layout_;
   std::unique_ptr<DeviceHeap> heap_;
+  std::shared_ptr<StreamWordPool> word_pool_;
   uint64_t* ticket_ = nullptr;  // device memory
   std::vector<void*> local_memory_;
   Pinned<HostBlock> host_;
