@@ -28,6 +28,8 @@ SHARED = frozenset(
         "gpu_capi",
         "gpu_cublaslt",
         "gpu_exchange",
+        "gpu_fault",
+        "gpu_fp8",
         "gpu_gather_one_shot",
         "gpu_gather_rows",
         "gpu_gemm_ar_norm",
@@ -43,12 +45,14 @@ SHARED = frozenset(
         "gpu_ops",
         "gpu_packed_loader",
         "gpu_runtime_processes",
+        "gpu_striped",
         "gpu_trace",
+        "gpu_tracked",
         "gpu_tune",
     }
 )  # and all pytest files but these, which ask how much memory of a device is taken, or how long the host was held
 ALONE = frozenset({"torch_co2_gpu", "torch_packed_loader", "torch_program"})
-AT_ONCE = 4
+AT_ONCE = 6
 # Programs that run in so many shards side by side, alone unless they are in SHARED: their cases wait for CUDA to open
 # and to close, for hosts that check results, and for deadlines. Those of gpu_fault come in fours (kill, exit, stop,
 # fail), of which one takes a deadline: three shards get as many each.

@@ -12,7 +12,7 @@
 namespace overlace::plan {
 
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
-inline constexpr int kPlanVersion = 17;
+inline constexpr int kPlanVersion = 18;
 
 /// Lines of a Cache that come with the library, for a shipped machine. Generated from machine/*.plans.jsonl, which
 /// `overlace tune` wrote there.

@@ -111,13 +111,21 @@ bool is_for_small_m(const spec::FamilyDef& family) {
 
 }  // namespace
 
+/// Scales of rows that do not begin at 16 bytes on each rank: on GPUs products of all rows alone can read them.
+static bool has_odd_scales(const OpSpec& op) {
+  if (op.scales != spec::Scales::rows || op.ranks < 2) return false;
+  const std::vector<int64_t> off = spec::row_offsets(op);
+  return std::any_of(off.begin() + 1, off.end() - 1, [](int64_t row) { return row % spec::kScaleRows != 0; });
+}
+
 std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
   std::vector<Candidate> out;
   const spec::OperatorDef* def = spec::find_operator(op.op);
   if (def == nullptr) return out;
-  const bool is_small = has_small_m_kernel(op, machine);
+  const bool is_small = has_small_m_kernel(op, machine), is_whole = machine.is_gpu && has_odd_scales(op);
   for (const spec::FamilyDef& family : def->families) {
     if (family.degrees == nullptr || (is_small && !is_for_small_m(family))) continue;
+    if (is_whole && family.form != spec::ClosedForm::library) continue;
     for (const int degree : family.degrees(op, machine)) out.push_back({std::string(family.name), degree});
   }
   return out;

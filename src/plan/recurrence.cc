@@ -277,7 +277,7 @@ double Recurrence::compute_us(const spec::GemmCost& whole, const With& with) con
 }
 
 /// One kernel: tiles of the others' rows leave as they are computed, those of a wave while it is multiplied no more;
-/// tiles of my rows come last and add what has come.
+/// tiles of my rows lie among them and add what has come, so that only the sums of a wave hide behind nothing.
 double Recurrence::tma_slot_us(int groups, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
@@ -286,7 +286,7 @@ double Recurrence::tma_slot_us(int groups, const With& with) const {
   const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
   const double out = compute / waves + sent + on * l.flag_us.value + sent / groups;
   const double sum = spec::reduce_us(machine_, static_cast<double>(shard_) * row_bytes_ * op_.ranks);
-  const double end = std::max(compute + sent / waves, out) + sum;
+  const double end = std::max(compute + sent / waves, out) + sum / waves;
   return whole.start_us + end + on * (l.call_us.value + l.launch_us.value);
 }
 

@@ -124,7 +124,8 @@ FamilyOptions check_options(const OpSpec& op, const OperatorDef& def, const Fami
 void check_scales(const OpSpec& op, const FamilyDef& family, const FamilyOptions& options) {
   if (op.scales == Scales::none) return;
   using enum ClosedForm;
-  if (family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel)
+  if (family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel ||
+      family.form == tracked_kernel)
     throw_error(Errc::not_supported,
                 base::format("{}: family {} is one kernel, which multiplies no {}; wanted a family of library GEMMs, "
                              "such as library",

@@ -156,7 +156,8 @@ void expect_right(const Problem& p, const Matrix& out, int rank, int ranks, int6
 
 bool is_one_kernel(const spec::FamilyDef& family) {
   using enum spec::ClosedForm;
-  return family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel;
+  return family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel ||
+         family.form == tracked_kernel;
 }
 
 std::vector<Problem> problems(int ranks) {

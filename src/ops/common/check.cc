@@ -319,8 +319,28 @@ base::Status check_stored(const Site& site, const TensorView& b, const spec::Sch
   return nk && kn ? base::Status() : check_layout(site, nk ? spec::BLayout::nk : spec::BLayout::kn, schedule);
 }
 
+namespace {
+
+/// NOTE: cuBLASLt takes scales of rows from addresses of 16 bytes on (13.0: it returns "not supported" else), and
+/// blocks of rows have theirs where the rows are. A product of all rows begins with the first.
+base::Status check_scale_rows(const Team& team, const spec::Schedule& schedule) {
+  const auto off = schedule.tables.find("off");
+  if (spec::scales_of(schedule.params) != spec::Scales::rows || off == schedule.tables.end()) return {};
+  if (spec::form_of(schedule.op, schedule.family) == spec::ClosedForm::library) return {};
+  for (size_t rank = 1; rank + 1 < off->second.size(); ++rank)
+    if (const int64_t row = off->second[rank]; row % spec::kScaleRows != 0)
+      return base::error(Errc::not_supported,
+                         "{}: schedule {}: rank {} begins at row {} with scales of rows, wanted a multiple of {} on "
+                         "GPUs, or schedule library; rank {}",
+                         schedule.op, schedule.family, rank, row, spec::kScaleRows, team.rank());
+  return {};
+}
+
+}  // namespace
+
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule) {
   Team& team = channel.team();
+  if (team.runtime().backend() == Backend::cuda_peer) OVERLACE_TRY(check_scale_rows(team, schedule));
   for (const spec::Task& task : schedule.tasks) {
     const bool is_part = spec::is_part(task);
     if ((task.kind == spec::Kind::tiles && !is_part) || task.kind == spec::Kind::host) {

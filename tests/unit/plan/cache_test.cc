@@ -290,8 +290,8 @@ std::vector<std::string> warnings_with(const std::string& path) {
   return said;
 }
 
-/// A change of the planner's version or of a machine's figures makes these lines dead: measure anew, or say in the file
-/// why the winners still hold.
+/// A change of the planner's version or of a machine's figures makes these lines dead. Winners were measured: where all
+/// that they name are candidates still, the new version and digest are written into them, else they are measured anew.
 TEST(PlanCache, EveryLineThatComesWithTheLibraryCounts) {
   for (int i = 0; i < kNumShippedPlans; ++i) {
     if (kShippedPlans[i].machine.empty()) continue;

@@ -30,7 +30,8 @@ OpSpec scaled(std::string_view op, int ranks, Scales scales, bool bias = false) 
 
 bool is_one_kernel(const FamilyDef& family) {
   using enum ClosedForm;
-  return family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel;
+  return family.form == slab_kernel || family.form == tile_kernel || family.form == small_m_kernel ||
+         family.form == tracked_kernel;
 }
 
 /// The first error of this check; empty if there is none.

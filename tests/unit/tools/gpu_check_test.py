@@ -55,11 +55,11 @@ class Plan(unittest.TestCase):
         self.assertEqual((not_run, end), ([], 35))
 
     def test_what_may_share_gpus_comes_first_a_few_at_once(self) -> None:
-        shared = [Unit(f"s{seconds}", is_shared=True, seconds=seconds) for seconds in (30, 20, 15, 10, 5)]
+        shared = [Unit(f"s{seconds}", is_shared=True, seconds=seconds) for seconds in (30, 20, 15, 14, 12, 10, 5)]
         log, not_run, end = simulated([wide("alone", 40), *shared, narrow("n", 3)], 2, 500)
         self.assertEqual(
             [(start, name) for start, name, _ in log],
-            [*((0, f"s{n}") for n in (30, 20, 15, 10)), (10, "s5"), (30, "alone"), (70, "n")],
+            [*((0, f"s{n}") for n in (30, 20, 15, 14, 12, 10)), (10, "s5"), (30, "alone"), (70, "n")],
         )
         self.assertEqual({on for _, name, on in log if name.startswith("s")}, {(0, 1)})
         self.assertEqual((not_run, end), ([], 73))
@@ -184,13 +184,13 @@ class Plan(unittest.TestCase):
 
     def test_parts_of_a_machine_do_not_meet(self) -> None:
         """What needs all GPUs gets all of a part, and is alone there."""
-        shared = [dataclasses.replace(wide(f"s{i}", 10), is_shared=True) for i in range(9)]
+        shared = [dataclasses.replace(wide(f"s{i}", 10), is_shared=True) for i in range(13)]
         units = [*shared, *(wide(f"w{i}", 20 - i) for i in range(4)), narrow("n1", 4), narrow("n2", 3)]
         log, not_run, end = simulated(units, 5, 500, part=2)
         self.assertEqual(not_run, [])
-        self.assertEqual([on for start, name, on in log if start == 0], [(0, 1)] * 4 + [(2, 3)] * 4)
+        self.assertEqual([on for start, name, on in log if start == 0], [(0, 1)] * 6 + [(2, 3)] * 6)
         begun = {name: (start, on) for start, name, on in log}
-        self.assertEqual(begun["s8"][0], 10)
+        self.assertEqual(begun["s9"][0], 10)
         self.assertEqual({begun[f"w{i}"][1] for i in range(4)}, {(0, 1), (2, 3)})
         for name, (start, on) in begun.items():
             if not name.startswith("w"):
