@@ -28,7 +28,6 @@ SHARED = frozenset(
         "gpu_capi",
         "gpu_cublaslt",
         "gpu_exchange",
-        "gpu_fault",
         "gpu_fp8",
         "gpu_gather_one_shot",
         "gpu_gather_rows",
@@ -52,11 +51,11 @@ SHARED = frozenset(
     }
 )  # and all pytest files but these, which ask how much memory of a device is taken, or how long the host was held
 ALONE = frozenset({"torch_co2_gpu", "torch_packed_loader", "torch_program"})
-AT_ONCE = 6
-# Programs that run in so many shards side by side, alone unless they are in SHARED: their cases wait for CUDA to open
-# and to close, for hosts that check results, and for deadlines. Those of gpu_fault come in fours (kill, exit, stop,
-# fail), of which one takes a deadline: three shards get as many each.
-SHARDS = {"gpu_beside": 2, "gpu_captures": 2, "gpu_fault": 3, "gpu_ops": 2, "gpu_soak": 3}
+AT_ONCE = 4
+# Programs that run alone, in so many shards side by side: their cases wait for CUDA to open and to close, and for
+# deadlines. Cases come in fours (kill, exit, stop, fail), of which one takes a deadline: three shards get as many each.
+# NOTE: beside other programs gpu_fault holds all of them up, as a rank that is stopped keeps its turns on the GPU.
+SHARDS = {"gpu_fault": 3}
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
 
 

@@ -55,11 +55,11 @@ class Plan(unittest.TestCase):
         self.assertEqual((not_run, end), ([], 35))
 
     def test_what_may_share_gpus_comes_first_a_few_at_once(self) -> None:
-        shared = [Unit(f"s{seconds}", is_shared=True, seconds=seconds) for seconds in (30, 20, 15, 14, 12, 10, 5)]
+        shared = [Unit(f"s{seconds}", is_shared=True, seconds=seconds) for seconds in (30, 20, 15, 10, 5)]
         log, not_run, end = simulated([wide("alone", 40), *shared, narrow("n", 3)], 2, 500)
         self.assertEqual(
             [(start, name) for start, name, _ in log],
-            [*((0, f"s{n}") for n in (30, 20, 15, 14, 12, 10)), (10, "s5"), (30, "alone"), (70, "n")],
+            [*((0, f"s{n}") for n in (30, 20, 15, 10)), (10, "s5"), (30, "alone"), (70, "n")],
         )
         self.assertEqual({on for _, name, on in log if name.startswith("s")}, {(0, 1)})
         self.assertEqual((not_run, end), ([], 73))
@@ -112,7 +112,7 @@ class Plan(unittest.TestCase):
         log, _, _ = simulated([wide("first", 90), *shards, wide("last", 8)], 2, 1000)
         self.assertEqual([start for start, name, _ in log if name.startswith("gpu_fault")], [90, 90, 90])
         self.assertEqual([start for start, name, _ in log if name == "last"], [140])
-        self.assertEqual([u.name for u in gpu_tests.shards_of(Unit("gpu_moe"))], ["gpu_moe"])
+        self.assertEqual([u.name for u in gpu_tests.shards_of(Unit("gpu_ops"))], ["gpu_ops"])
 
     def test_what_failed_beside_other_shards_runs_alone(self) -> None:
         shards = gpu_tests.shards_of(Unit("gpu_fault", ("gpu_fault",), seconds=50))
@@ -137,7 +137,7 @@ class Plan(unittest.TestCase):
         first = Row("gpu_fault.1of3", PASSED, passed=2, skipped=1, seconds=40, reasons={"x": 1})
         second = Row("gpu_fault.2of3", FAILED, passed=1, failed=1, seconds=50, failures=["S.A: got 1"])
         third = Row("gpu_fault.3of3", PASSED, passed=3, skipped=1, seconds=45, reasons={"x": 1})
-        other = Row("gpu_moe", PASSED, passed=1)
+        other = Row("gpu_ops", PASSED, passed=1)
         both, same = gpu_tests.merged([first, second, other, third])[:2]
         self.assertEqual((both.name, both.outcome, both.seconds, same), ("gpu_fault", FAILED, 50, other))
         self.assertEqual((both.passed, both.failed, both.skipped, both.reasons), (6, 1, 2, {"x": 2}))
@@ -184,13 +184,13 @@ class Plan(unittest.TestCase):
 
     def test_parts_of_a_machine_do_not_meet(self) -> None:
         """What needs all GPUs gets all of a part, and is alone there."""
-        shared = [dataclasses.replace(wide(f"s{i}", 10), is_shared=True) for i in range(13)]
+        shared = [dataclasses.replace(wide(f"s{i}", 10), is_shared=True) for i in range(9)]
         units = [*shared, *(wide(f"w{i}", 20 - i) for i in range(4)), narrow("n1", 4), narrow("n2", 3)]
         log, not_run, end = simulated(units, 5, 500, part=2)
         self.assertEqual(not_run, [])
-        self.assertEqual([on for start, name, on in log if start == 0], [(0, 1)] * 6 + [(2, 3)] * 6)
+        self.assertEqual([on for start, name, on in log if start == 0], [(0, 1)] * 4 + [(2, 3)] * 4)
         begun = {name: (start, on) for start, name, on in log}
-        self.assertEqual(begun["s9"][0], 10)
+        self.assertEqual(begun["s8"][0], 10)
         self.assertEqual({begun[f"w{i}"][1] for i in range(4)}, {(0, 1), (2, 3)})
         for name, (start, on) in begun.items():
             if not name.startswith("w"):
@@ -219,7 +219,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(len(names), len(set(names)))
         files = [*(ROOT / "tests" / "gpu").glob("*_test.c*"), *(ROOT / gpu_tests.PYTEST_FOLDER).glob("test_*.py")]
         self.assertEqual(len(names), len(files))
-        self.assertTrue({"gpu_one_shot", "gpu_moe", "torch_gpu", "torch_program"} <= set(names))
+        self.assertTrue({"gpu_soak", "gpu_ops", "torch_gpu", "torch_program"} <= set(names))
         self.assertTrue(all((ROOT / gpu_tests.pytest_file(n)).is_file() for n in names if gpu_tests.is_python(n)))
 
 
@@ -392,12 +392,12 @@ class Run(TreeTest):
 
     def test_what_fails_beside_others_and_passes_alone_is_told(self) -> None:
         passed = '<testsuites><testsuite><testcase name="C" status="run" classname="S"/></testsuite></testsuites>'
-        self.fake("moe", GTEST_XML.format(FAILED_CASE), rc=1, again=passed)
-        self.fake("one_shot", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(FAILED_CASE), rc=1, again=passed)
+        self.fake("soak", GTEST_XML.format(""))
         done = self.check("--git", "abc123")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("gpu_moe: failed beside others in", done.stdout)
-        (row,) = [p for p in self.recorded()["last"]["programs"] if p["name"] == "gpu_moe"]
+        self.assertIn("gpu_ops: failed beside others in", done.stdout)
+        (row,) = [p for p in self.recorded()["last"]["programs"] if p["name"] == "gpu_ops"]
         self.assertEqual((row["outcome"], row["passed"], row["failed"], row["skipped"]), (PASSED, 2, 0, 1))
         self.assertIn("1 failed beside others and passed alone: S.C: got 1, want 2", row["detail"])
 
@@ -414,7 +414,7 @@ class Run(TreeTest):
         return json.loads((self.root / "docs/results/gpu_tests.json").read_text())
 
     def test_a_clean_run(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(""))
         self.fake("co_residency", GTEST_XML.format(""))
         done = self.check("--git", "abc123")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -423,11 +423,11 @@ class Run(TreeTest):
         self.assertEqual(run["last"]["machine"], {"gpus": "2 x Fake H1", "driver": "1.2.3"})
         self.assertEqual(run["last"]["command"], "tools/gpu_check.py --binaries carried --git abc123")
         self.assertEqual((run["last"]["passed"], run["last"]["skipped"]), (2, 2))
-        seen = {n: (self.root / f"build/gpu_check/gpu_{n}.xml.seen").read_text() for n in ("moe", "co_residency")}
-        self.assertEqual(seen, {"moe": "\n", "co_residency": "0\n"})
+        seen = {n: (self.root / f"build/gpu_check/gpu_{n}.xml.seen").read_text() for n in ("ops", "co_residency")}
+        self.assertEqual(seen, {"ops": "\n", "co_residency": "0\n"})
 
     def test_an_archive_is_run_like_the_folder_that_it_was(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(""))
         self.write("tests/gpu/net_test.cc", "")
         (self.root / "build/cuda").mkdir(parents=True)
         (self.root / "carried").rename(self.root / "build/cuda/tests")
@@ -449,7 +449,7 @@ class Run(TreeTest):
             self.assertTrue((self.root / "build/gpu_check/binaries/python/overlace" / name).exists(), name)
 
     def test_a_package_from_a_wheel_is_named(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(""))
         (self.root / "build/cuda").mkdir(parents=True)
         (self.root / "carried").rename(self.root / "build/cuda/tests")
         self.write("installed/overlace/lib/liboverlace.so.0.1.0", "")
@@ -467,19 +467,19 @@ class Run(TreeTest):
         self.assertIn("bad.tar holds ../outside; wanted plain files below it", done.stderr)
 
     def test_a_failure_and_a_program_that_was_not_carried(self) -> None:
-        self.fake("moe", GTEST_XML.format(FAILED_CASE), rc=1)
+        self.fake("ops", GTEST_XML.format(FAILED_CASE), rc=1)
         self.write("tests/gpu/net_test.cc", "")
         done = self.check("--git", "abc123")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("failed: gpu_moe: S.C: got 1, want 2", done.stdout)
+        self.assertIn("failed: gpu_ops: S.C: got 1, want 2", done.stdout)
         self.assertIn("not run: not in carried", done.stdout)
         self.assertIsNone(self.recorded()["last_whole"])
 
     def test_the_minutes_end_a_unit_and_say_so(self) -> None:
-        self.fake("one_shot", GTEST_XML.format(""), before="echo '[ RUN      ] S.A'; sleep 50")
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("soak", GTEST_XML.format(""), before="echo '[ RUN      ] S.A'; sleep 50")
+        self.fake("ops", GTEST_XML.format(""))
         self.write(
-            "docs/results/gpu_tests.json", json.dumps({"last": {"programs": [{"name": "gpu_moe", "known_s": 60}]}})
+            "docs/results/gpu_tests.json", json.dumps({"last": {"programs": [{"name": "gpu_ops", "known_s": 60}]}})
         )
         done = self.check("--git", "abc123", "--minutes", "0.3")
         self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
@@ -487,12 +487,12 @@ class Run(TreeTest):
         self.assertIn("it took 60 s last time", done.stdout)
 
     def test_what_did_not_fit_is_run_by_the_next_command(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
-        self.fake("one_shot", GTEST_XML.format(FAILED_CASE), rc=1)
-        (self.root / "carried/gpu_one_shot").rename(self.root / "later")
+        self.fake("ops", GTEST_XML.format(""))
+        self.fake("soak", GTEST_XML.format(FAILED_CASE), rc=1)
+        (self.root / "carried/gpu_soak").rename(self.root / "later")
         self.assertEqual(self.check("--git", "abc123").returncode, 2)
-        (self.root / "later").rename(self.root / "carried/gpu_one_shot")
-        (self.root / "carried/gpu_moe").unlink()  # is not run again
+        (self.root / "later").rename(self.root / "carried/gpu_soak")
+        (self.root / "carried/gpu_ops").unlink()  # is not run again
         done = self.check("--git", "abc123", "--continue")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         run = self.recorded()
@@ -501,7 +501,7 @@ class Run(TreeTest):
         self.assertEqual(run["last"]["command"].count("tools/gpu_check.py"), 2)
 
     def test_another_commit_or_machine_is_not_continued(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(""))
         for words in (("--continue", "--git", "abc123"), ("--git", "abc123")):
             done = self.check(*words)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -514,13 +514,13 @@ class Run(TreeTest):
             gpu_tests.carried(None, "abc", {})
 
     def test_without_git_the_commit_must_be_named(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(""))
         done = self.check()
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("name the commit with --git", done.stderr)
 
     def test_without_gpus_the_record_stays(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(""))
         self.program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
         done = self.check("--git", "abc123")
         self.assertEqual(done.returncode, 2)
@@ -528,7 +528,7 @@ class Run(TreeTest):
         self.assertFalse((self.root / "docs/results/gpu_tests.json").exists())
 
     def test_pytest_that_is_not_there_is_not_run(self) -> None:
-        self.fake("moe", GTEST_XML.format(""))
+        self.fake("ops", GTEST_XML.format(""))
         self.write("tests/python/torch_gpu/test_gpu.py", "")
         self.write("carried/python/overlace/__init__.py", "")  # a build that never made the library
         done = self.check("--git", "abc123")
