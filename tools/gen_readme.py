@@ -85,13 +85,22 @@ def operators() -> str:
             if not math.isnan(value) and not is_void(group, kind, "auto"):
                 found.append(value)
     rows = records("canonical_x2")
+    held_up = {
+        (op, name, m) for op, name, m, group in canonical() if "host_bound" in group["torch_async_tp"].get("flags", [])
+    }
+    free = [
+        median(group, "torch_async_tp") / median(group, "auto")
+        for op, name, m, group in canonical()
+        if (op, name, m) not in held_up and not math.isnan(median(group, "torch_async_tp"))
+    ]
+    of_free = f" ({standing(free)}, without {len(held_up)} at which its host was the limit)" if held_up else ""
     unsettled = sum(any("unsettled" in r["flags"] for r in group.values()) for *_, group in canonical())
     least, most = min(r["case"]["m"] for r in rows), max(r["case"]["m"] for r in rows)
     text = (
         f"N and K are as one rank sees them, M is of all ranks. Over all shapes of that run, {least} to {most} rows,"
         f" `auto` was, beside cuBLAS and NCCL, {standing(gains['library'])}; beside `torch.mm` and NCCL"
         f" {standing(gains['torch_library'])}; beside PyTorch's asynchronous tensor parallelism, which has no"
-        f" all-reduce, {standing(gains['torch_async_tp'])}. PyTorch ran in a process of its own. At"
+        f" all-reduce, {standing(gains['torch_async_tp'])}{of_free}. PyTorch ran in a process of its own. At"
         f" {unsettled} of the shapes clocks had not settled. The limit is the same GEMM beside"
         " the same transfers without dependence. [All of them](docs/results/h200x2.md), from this"
         f" [record](bench/results/canonical_x2.jsonl). {of_commit(rows)}"

@@ -8,8 +8,8 @@ bench:
   workload TEXT... Those that --list shows; default: the dense operators
   --list flag Show workloads, case sets and competitors
   --status flag Which committed records are older than what they measure
-  --set TEXT Cases of dense operators, moe (default: smoke; on CPU ranks cpu); random:SEED:COUNT
-  --filter TEXT Only cases of which 'operator name' contains this
+  --set TEXT Cases (default: smoke; on CPU ranks cpu), as --list shows them; random:SEED:COUNT
+  --filter TEXT Only cases whose operator and name contain this; of moe and embedding, title
   --competitors TEXT List by commas; all: also those through torch
   --aa flag Measure auto twice: both must agree, or the run is void
   -n,--ranks INT Ranks (default: the GPUs, 4 or 2, else 2 CPU ranks)

@@ -318,7 +318,7 @@ def in_bf16(q, weight, _scale, _weight_scale, out_dtype, out=None):
 def layers_of_the_guide(group, product):
     """The layer before and after: the same rows on every rank."""
     rank, size = group.rank(), group.size()
-    blocks = dict(re.findall(r"^```python title=(\w+)\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE))
+    blocks = dict(re.findall(r"^```python file=(\w+)\.py\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE))
     before, after = ({"torch": torch, "overlace": overlace, "quantized": quantized} for _ in range(2))
     exec(blocks["before"], before)
     exec(blocks["after"], after)
