@@ -14,6 +14,7 @@ import sys
 
 import gen_gnn
 import gen_offload
+import gen_pairs
 import gen_readme
 import result_records
 from result_records import (
@@ -537,6 +538,7 @@ def offload_page() -> str:
 PAGES = {
     "h200x4.md": page,
     "h200x2.md": pair_page,
+    "h200x2_operators.md": gen_pairs.page,
     "cpu2.md": cpu_page,
     "block.md": block_page,
     "gnn.md": gnn_page,
