@@ -52,6 +52,7 @@ class Op(c.Structure):
         ("exchange", c.c_int32),
         ("num_blocks", c.c_int32),
         ("blocks", c.POINTER(c.c_int64)),
+        ("scales", c.c_int32),
     ]
 
 
