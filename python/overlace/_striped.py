@@ -105,6 +105,8 @@ def _spec_of(
     sizes = numbers("shape", shape, "two or three sizes")
     if len(sizes) not in (2, 3):
         raise InvalidArgument(f"StripedTensor: shape is {tuple(sizes)}, wanted two sizes, or three of a batch")
+    if len(sizes) == 3 and sizes[0] < 1:
+        raise InvalidArgument(f"StripedTensor: shape is {tuple(sizes)}, wanted at least 1 block")
     spec = _Spec(struct_size=c.sizeof(_Spec), dtype=_DTYPES[dtype], cols=sizes[-1], is_batched=len(sizes) == 3)
     ranks = None if owners is None else numbers("owners", owners, "ranks, one for each block")
     if spec.is_batched:

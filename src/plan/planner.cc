@@ -115,7 +115,14 @@ bool is_for_small_m(const spec::FamilyDef& family) {
 static bool has_odd_scales(const OpSpec& op) {
   if (op.scales != spec::Scales::rows || op.ranks < 2) return false;
   const std::vector<int64_t> off = spec::row_offsets(op);
-  return std::any_of(off.begin() + 1, off.end() - 1, [](int64_t row) { return row % spec::kScaleRows != 0; });
+  for (size_t rank = 1; rank + 1 < off.size(); ++rank)
+    if (off[rank] % spec::kScaleRows != 0 && off[rank] != off[rank + 1]) return true;
+  return false;
+}
+
+static bool multiplies_all_rows(const OpSpec& op, std::string_view family) {
+  const spec::ClosedForm form = spec::form_of(op.op, family);
+  return form == spec::ClosedForm::library || form == spec::ClosedForm::serial;
 }
 
 std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
@@ -125,7 +132,7 @@ std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
   const bool is_small = has_small_m_kernel(op, machine), is_whole = machine.is_gpu && has_odd_scales(op);
   for (const spec::FamilyDef& family : def->families) {
     if (family.degrees == nullptr || (is_small && !is_for_small_m(family))) continue;
-    if (is_whole && family.form != spec::ClosedForm::library) continue;
+    if (is_whole && !multiplies_all_rows(op, family.name)) continue;
     for (const int degree : family.degrees(op, machine)) out.push_back({std::string(family.name), degree});
   }
   return out;
@@ -423,6 +430,12 @@ Plan plan_of(const OpSpec& op, const OpSpec& upper, const Decision& decision, co
   plan.reason = decision.reason;
   plan.others = decision.others;
   plan.options = decision.options;
+  // The bucket's upper end may have its rows' scales at 16 bytes where the call has not.
+  if (machine.is_gpu && has_odd_scales(op) && !multiplies_all_rows(op, plan.candidate.family)) {
+    plan.reason += base::format("; {} cannot read the scales of these rows: library", to_string(plan.candidate));
+    plan.candidate = {std::string(spec::kLibrary), 1};
+    plan.options = {};
+  }
   plan.schedule = spec::make_schedule(op, plan.candidate.family, plan.candidate.degree, plan.options);
   if (is_modelled(upper, machine, decision.tier))
     plan.estimate.parts = Recurrence(upper, machine).waterfall(plan.candidate);

@@ -157,7 +157,8 @@ Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t h
 
   // With one rank a host each piece crosses once anyway.
   const spec::OperatorDef& def = *spec::find_operator(op.op);
-  const bool may_span = def.knows_hosts && op.ranks % rates.hosts == 0 && rates.hosts < op.ranks;
+  const bool stays = op.scales == spec::Scales::rows && spec::gathers(op.op);  // its scales go no further than a host
+  const bool may_span = def.knows_hosts && !stays && op.ranks % rates.hosts == 0 && rates.hosts < op.ranks;
   const int hosts = may_span ? rates.hosts : 1;
   const spec::Params options = {{"hosts", int64_t{hosts}}};
   const spec::Machine machine = machine_of(op, rates, t, costs);

@@ -208,7 +208,16 @@ TEST_F(GpuFp8, RowScalesOfRaggedRowsAreForProductsOfAllRows) {
   const std::string failure = on_ranks(2, [&](Runtime& runtime, cudaStream_t stream) {
     Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
     ScaledSite site({.op = "ag_gemm", .m = 301, .scales = Scales::rows}, channel);
-    const ops::Support found = ops::supports(channel, site.op(), spec::make_schedule(site.op(), "serial"));
+    const spec::Schedule serial = spec::make_schedule(site.op(), "serial");
+    ops::CallArgs args = site.args();
+    args.tensors.back().data = static_cast<char*>(args.tensors.back().data) + 4;
+    args.tensors.back().sizes[1] -= 1;
+    try {
+      ops::call(channel, *spec::find_operator("ag_gemm"), args, serial);
+      throw std::runtime_error("scales between 16 bytes, one fewer than columns, were read");
+    } catch (const Error&) {
+    }
+    const ops::Support found = ops::supports(channel, site.op(), spec::make_schedule(site.op(), "hetero_unfused_1d"));
     if (found.reason.find("rank 1 begins at row 151 with scales of rows, wanted a multiple of 4") == std::string::npos)
       throw std::runtime_error("said: " + found.reason);
   });

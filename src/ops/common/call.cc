@@ -95,6 +95,7 @@ base::Status check_call(const Channel& channel, const CallArgs& args, const Pose
     if (!t.defined()) continue;
     if ((arg.role == Role::input || arg.role == Role::data) && input == nullptr) input = &t;
     if (arg.role == Role::gathered) gathered = &t;
+    if (site.is_gpu && arg.role == Role::scale) OVERLACE_TRY(check_scale_place(site, {arg.call, t}, schedule));
     if (site.is_gpu && before.is_kernel_operand[i]) OVERLACE_TRY(check_kernel_operand(site, {arg.call, t}, schedule));
   }
   if (gathered == nullptr) return {};

@@ -326,12 +326,13 @@ namespace {
 base::Status check_scale_rows(const Team& team, const spec::Schedule& schedule) {
   const auto off = schedule.tables.find("off");
   if (spec::scales_of(schedule.params) != spec::Scales::rows || off == schedule.tables.end()) return {};
-  if (spec::form_of(schedule.op, schedule.family) == spec::ClosedForm::library) return {};
+  const spec::ClosedForm form = spec::form_of(schedule.op, schedule.family);
+  if (form == spec::ClosedForm::library || form == spec::ClosedForm::serial) return {};
   for (size_t rank = 1; rank + 1 < off->second.size(); ++rank)
-    if (const int64_t row = off->second[rank]; row % spec::kScaleRows != 0)
+    if (const int64_t row = off->second[rank]; row % spec::kScaleRows != 0 && row != off->second[rank + 1])
       return base::error(Errc::not_supported,
                          "{}: schedule {}: rank {} begins at row {} with scales of rows, wanted a multiple of {} on "
-                         "GPUs, or schedule library; rank {}",
+                         "GPUs, or schedule library or serial; rank {}",
                          schedule.op, schedule.family, rank, row, spec::kScaleRows, team.rank());
   return {};
 }
@@ -360,6 +361,15 @@ base::Status check_supported(const Channel& channel, const spec::Schedule& sched
     }
   }
   return fused::needs_instance(schedule) ? fused::check_fused(channel, schedule) : base::Status();
+}
+
+base::Status check_scale_place(const Site& site, const Named& scale, const spec::Schedule& schedule) {
+  const auto past = reinterpret_cast<uintptr_t>(scale.view.data) % 16;
+  if (spec::scales_of(schedule.params) != spec::Scales::rows || past == 0 || scale.view.numel() == 0) return {};
+  return base::error(Errc::not_supported,
+                     "{}: schedule {}: {} is at an address {} past a multiple of 16, wanted a multiple of 16 on GPUs; "
+                     "rank {}",
+                     site.op, schedule.family, scale.name, past, site.rank);
 }
 
 base::Status check_kernel_operand(const Site& site, const Named& t, const spec::Schedule& schedule) {

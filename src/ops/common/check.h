@@ -76,6 +76,8 @@ base::Status check_stored(const Site& site, const TensorView& b, const spec::Sch
 /// not_supported with the task and the reason where this team cannot run the schedule: bodies that the operator does
 /// not bring, fused kernels that are not compiled for it, collectives without an engine.
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule);
+/// Scales on a GPU, in each call: not_supported where those of rows do not begin at 16 bytes.
+base::Status check_scale_place(const Site& site, const Named& scale, const spec::Schedule& schedule);
 /// What a fused kernel loads or stores on a GPU: not_supported names an operand whose place no kernel can.
 base::Status check_kernel_operand(const Site& site, const Named& operand, const spec::Schedule& schedule);
 /// K contiguous (a transposed weight) or N contiguous.

@@ -239,6 +239,7 @@ def refusals(group):
     refused("rank 1 has bf16 matrix of 2 blocks of 4 rows of 1024", made((8, 512 * (rank + 1))), overlace.PlanMismatch)
     refused("owners[1] is 7, wanted 0 to 1", made((8, 512), owners=[0, 7]))
     refused("StripedTensor: shape is (8,), wanted two sizes, or three of a batch", made((8,)))
+    refused("StripedTensor: shape is (0, 4, 8), wanted at least 1 block", made((0, 4, 8)))
     refused("StripedTensor: shape is 'x', wanted two or three sizes", made("x"))
     refused("StripedTensor: dtype is torch.complex64, wanted one of torch.float64", made((8, 512), torch.complex64))
     refused("used_rows is [1, 2], wanted None where shape is (8, 512), no batch", made((8, 512), used_rows=[1, 2]))

@@ -334,6 +334,33 @@ TEST(Planner, TakesLibraryGemmsForFp8AndSaysThatItsRateWasNotMeasured) {
   }
 }
 
+/// Also where the bucket's rows have their scales at 16 bytes and the call's have not, and where its own have but not
+/// those of the bucket.
+TEST(Planner, LeavesScalesOfOddRowsToProductsOfAllRowsOnGpus) {
+  Planner planner(h200());
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"})
+    for (const int64_t m : {8192, 8194, 300, 5}) {
+      spec::OpSpec op = op_of(name, m, 8192, 8192, 2);
+      op.dtype = DType::e4m3;
+      op.out_dtype = DType::bf16;
+      op.scales = spec::Scales::rows;
+      const std::string family = planner.plan(op)->candidate.family;
+      const bool is_whole = family == spec::kLibrary || family == "serial";
+      const bool is_odd = spec::row_offsets(op)[1] % 4 != 0;
+      EXPECT_TRUE(is_whole || !is_odd) << name << " " << m << " " << family;
+      EXPECT_TRUE(!is_whole || m != 8192) << name << " " << family;
+    }
+  spec::OpSpec far = op_of("ag_gemm", 8192, 8192, 8192, 4);
+  far.dtype = DType::e4m3;
+  far.out_dtype = DType::bf16;
+  far.scales = spec::Scales::rows;
+  spec::MachineRates rates;
+  rates.link_bytes_per_s = 50e9;
+  rates.flops_per_s = 2e12;
+  rates.hosts = 2;
+  EXPECT_NO_THROW((void)Planner(spec::rated_machine(rates)).plan(far)) << "scales of rows go no further than a host";
+}
+
 TEST(Planner, CandidatesFitTheShape) {
   for (const std::string& name : test::all_operators()) {
     for (const int64_t m : {1, 7, 300, 8192}) {

@@ -216,6 +216,11 @@ void CudaPeerState::close(bool aborted) {
   // After an abort kernels still run to their end, on memory that must stay until then.
   if (aborted && host_) std::atomic_ref<uint32_t>(host_[0].abort_word).store(1, std::memory_order_release);
   watch_streams(aborted);
+  // Waits that their streams had not reached then are released as they are.
+  while (aborted && !guarded_.empty()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    watch_streams(true);
+  }
   (void)cudaDeviceSynchronize();
   for (const GuardedWait& guarded : guarded_) {
     (void)cudaEventDestroy(guarded.done);
@@ -231,6 +236,7 @@ void CudaPeerState::close(bool aborted) {
   local_memory_.clear();
   guarded_.clear();
   spare_events_.clear();
+  word_pool_.reset();
   stream_ = watch_stream_ = nullptr;
   ticket_ = nullptr;
   more_bases_.clear();

@@ -125,6 +125,7 @@ class CudaPeerState final : public BackendState, public EngineHost {
   void watch();
   void watch_streams(bool aborted);
   void release_word(GuardedWait& guarded);
+  base::Status spare_event(cudaEvent_t* out);
   base::Status record_event(cudaStream_t stream, cudaEvent_t* out);
 
   Control& control_;

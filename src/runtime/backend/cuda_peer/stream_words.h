@@ -17,7 +17,7 @@ namespace overlace::runtime::cuda_peer {
 /// for them. Threads may share it.
 class StreamWordPool {
  public:
-  static constexpr uint32_t kCells = 4096;
+  static constexpr uint32_t kCells = 1 << 16;  // 2 MiB
 
   /// The pool of the current device.
   static base::Result<std::shared_ptr<StreamWordPool>> open();

@@ -67,7 +67,8 @@ void CudaPeerState::watch_streams(bool aborted) {
       record.waited_ns = record.last_change_ns = static_cast<uint64_t>(waited_ns);
       timed_out = {Errc::timeout, names_.timeout_text(record, control_.peer_state(static_cast<int>(record.peer)))};
     }
-    if ((aborted || timed_out.code != Errc::ok) && !it->released) release_word(*it);
+    // A wait that its stream has not reached yet is released then: what comes before may set its word to 0 again.
+    if ((aborted || timed_out.code != Errc::ok) && !it->released && it->reached == nullptr) release_word(*it);
     ++it;
   }
   (void)cudaGetLastError();
@@ -96,28 +97,41 @@ base::Status CudaPeerState::guard_stream_wait(cudaStream_t stream, const StreamW
 
 base::Status CudaPeerState::wait_in_stream(cudaStream_t stream, const StreamWait& wait) {
   const DeviceGuard guard(device_);
-  const std::lock_guard lock(mutex_);
   GuardedWait guarded;
   guarded.wait = wait;
-  OVERLACE_TRY(record_event(stream, &guarded.reached));
-  base::Status status = stream_wait(wait.word, wait.value, /*written_by_peer=*/false, stream_caps_, stream);
-  if (status.ok()) status = record_event(stream, &guarded.done);
-  if (!status.ok()) {
-    spare_events_.push_back(guarded.reached);
-    return status;
+  {
+    const std::lock_guard lock(mutex_);
+    OVERLACE_TRY(spare_event(&guarded.reached));
+    if (base::Status status = spare_event(&guarded.done); !status.ok()) {
+      spare_events_.push_back(guarded.reached);
+      return status;
+    }
   }
-  guarded_.push_back(guarded);
-  return {};
+  // NOTE: not under the lock, which the watcher takes: a stream whose queue is full keeps its caller here.
+  base::Status status = cuda_status(cudaEventRecord(guarded.reached, stream), "cudaEventRecord");
+  if (status.ok()) status = stream_wait(wait.word, wait.value, /*written_by_peer=*/false, stream_caps_, stream);
+  if (status.ok()) status = cuda_status(cudaEventRecord(guarded.done, stream), "cudaEventRecord");
+  const std::lock_guard lock(mutex_);
+  if (status.ok()) {
+    guarded_.push_back(guarded);
+  } else {
+    spare_events_.push_back(guarded.reached);
+    spare_events_.push_back(guarded.done);
+  }
+  return status;
 }
 
 /// One that is spare, or a new one.
+base::Status CudaPeerState::spare_event(cudaEvent_t* out) {
+  if (spare_events_.empty())
+    return cuda_status(cudaEventCreateWithFlags(out, cudaEventDisableTiming), "cudaEventCreate");
+  *out = spare_events_.back();
+  spare_events_.pop_back();
+  return {};
+}
+
 base::Status CudaPeerState::record_event(cudaStream_t stream, cudaEvent_t* out) {
-  if (spare_events_.empty()) {
-    OVERLACE_TRY(cuda_status(cudaEventCreateWithFlags(out, cudaEventDisableTiming), "cudaEventCreate"));
-  } else {
-    *out = spare_events_.back();
-    spare_events_.pop_back();
-  }
+  OVERLACE_TRY(spare_event(out));
   base::Status status = cuda_status(cudaEventRecord(*out, stream), "cudaEventRecord");
   if (!status.ok()) spare_events_.push_back(std::exchange(*out, nullptr));
   return status;
