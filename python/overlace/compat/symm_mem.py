@@ -6,6 +6,7 @@ place of torch's enable_symm_mem_for_group. "avg" and "sum" are the reductions t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -59,6 +60,21 @@ def _check_scaled(name: str, result_scale: torch.Tensor | None, out_dtype: torch
     return out_dtype
 
 
+def _of_tensor_or_rows(
+    name: str, A: torch.Tensor, A_scale: torch.Tensor, B: torch.Tensor, B_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales as ag_gemm_scaled takes them: of A's rows and B's columns, or (1) each. One row has a scale of rows."""
+    rows, columns = math.prod(A.shape[:-1]), B.shape[-1]
+    if A_scale.dim() > 1 and A_scale.numel() == rows and B_scale.numel() == columns:
+        return A_scale, B_scale.reshape(1, -1)
+    if A_scale.numel() == 1 and B_scale.numel() == 1:
+        return A_scale.reshape(1), B_scale.reshape(1)
+    raise InvalidArgument(
+        f"{name}: A_scale is {tuple(A_scale.shape)}, B_scale {tuple(B_scale.shape)}, wanted ({rows}, 1) and"
+        f" (1, {columns}), or one number each"
+    )
+
+
 def fused_all_gather_scaled_matmul(
     A: torch.Tensor,
     Bs: list[torch.Tensor],
@@ -87,11 +103,10 @@ def fused_all_gather_scaled_matmul(
     types = [_check_scaled(name, *of_one) for of_one in zip(result_scales, out_dtypes, strict=True)]
     if not Bs:
         raise InvalidArgument(f"{name}: Bs is empty, wanted one matrix or more")
-    scale = A_scale.reshape(1) if A_scale.numel() == 1 else A_scale
+    scales = [_of_tensor_or_rows(name, A, A_scale, *of_one) for of_one in zip(Bs, B_scales, strict=True)]
     full: torch.Tensor | None = None
     outs = []
-    for B, B_scale, bias, out_dtype in zip(Bs, B_scales, biases, types, strict=True):
-        of_columns = B_scale.reshape(1) if scale.dim() == 1 else B_scale.reshape(1, -1)
+    for B, (scale, of_columns), bias, out_dtype in zip(Bs, scales, biases, types, strict=True):
         gathered, out = ops.ag_gemm_scaled(
             A,
             scale,
@@ -126,14 +141,15 @@ def fused_scaled_matmul_reduce_scatter(
 ) -> torch.Tensor:
     """overlace.ops.gemm_rs_scaled: this rank's part, along orig_scatter_dim of output_shape, of the sum or average of
     the scaled `A B`. Sums are always those of slow accumulation."""
-    wanted = _check_scaled("fused_scaled_matmul_reduce_scatter", result_scale, out_dtype)
+    name = "fused_scaled_matmul_reduce_scatter"
+    wanted = _check_scaled(name, result_scale, out_dtype)
     rows = A.shape[:-1] if output_shape is None else output_shape[:-1]
-    is_tensor = A_scale.numel() == 1
+    of_rows, of_columns = _of_tensor_or_rows(name, A, A_scale, B, B_scale)
     return ops.gemm_rs_scaled(
         A.reshape(*rows, A.shape[-1]),
-        A_scale.reshape(1) if is_tensor else A_scale.reshape(*rows, 1),
+        of_rows if of_rows.dim() == 1 else of_rows.reshape(*rows, 1),
         B,
-        B_scale.reshape(1) if is_tensor else B_scale.reshape(1, -1),
+        of_columns,
         group=group_name,
         bias=bias,
         reduce_op=reduce_op,

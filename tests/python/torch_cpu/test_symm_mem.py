@@ -99,6 +99,30 @@ def scaled(group):
         torch.testing.assert_close(out.double(), total.chunk(size, 1)[rank] / size, rtol=1e-5, atol=1e-5)
 
 
+def one_row_of_each(group):
+    """A row's scale is one number, too, and each rank has its own."""
+    from overlace.compat import symm_mem
+
+    rank, fp8, wide = group.rank(), torch.float8_e4m3fn, torch.float32
+    for columns in (1, 5):
+        a, b = whole(1, 16, 1 + rank).to(fp8), whole(columns, 16, 2).to(fp8).t()
+        row, of_b = torch.full((1, 1), 0.5 + rank), whole(1, columns, 5).abs().float() + 0.5
+        _full, (product,) = unfused(a.double() * row, [b.double() * of_b], group, 0)
+        _got, (out,) = symm_mem.fused_all_gather_scaled_matmul(
+            a, [b], row, [of_b], 0, group.group_name, [None], [None], [wide], [False]
+        )
+        torch.testing.assert_close(out.double(), product, rtol=1e-6, atol=1e-6)
+    with pytest.raises(errors.InvalidArgument, match=r"A_scale is \(1, 1\), B_scale \(1, 4\), wanted \(1, 1\)"):
+        symm_mem.fused_all_gather_scaled_matmul(
+            a, [b, b], row, [of_b, of_b[:, :4]], 0, group.group_name, [None] * 2, [None] * 2, [wide] * 2, [False] * 2
+        )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_row_of_each_rank_has_its_own_scale(size):
+    run_ranks(size, one_row_of_each)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_scaled_results_are_those_of_the_wide_products(size):
     run_ranks(size, scaled)
