@@ -6,6 +6,7 @@
 
 #include "src/base/format.h"
 #include "src/spec/checks/graph.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
