@@ -1,12 +1,18 @@
 #include "cli/gnn/gnn.h"
 
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 
 #include "cli/problem.h"
 #include "cli/progress.h"
 #include "cli/run/outputs.h"
+#include "src/base/env.h"
 #include "src/base/json.h"
 #include "src/gnn/dataset/import.h"
 #include "src/gnn/generate/generate.h"
@@ -90,6 +96,37 @@ int gnn_generate(const GnnGenerateWords& words) {
   return made(described, words.out, words.json);
 }
 
+namespace {
+
+bool is_ogb(const std::string& folder) {
+  const auto exists = [&](const char* name) {
+    std::error_code ignored;
+    return std::filesystem::exists(folder + name, ignored);
+  };
+  return exists("/raw/data.npz") || exists("/raw/edge.csv.gz");
+}
+
+/// Arrays of OGB's compressed files, by python3 -m overlace.gnn.unpack_ogb, which says itself what is wrong; its
+/// status.
+int unpack_ogb(const std::string& from, const std::string& to) {
+  std::vector<std::string> args = {"python3", "-m", "overlace.gnn.unpack_ogb", from, to};
+  std::vector<char*> pointers;
+  for (std::string& arg : args) pointers.push_back(arg.data());
+  pointers.push_back(nullptr);
+  pid_t child = 0;
+  const int failed = ::posix_spawnp(&child, "python3", nullptr, nullptr, pointers.data(), base::environment_block());
+  if (failed != 0)
+    base::error(Errc::not_supported, "python3 cannot be started: {}; wanted it to unpack OGB's files",
+                std::strerror(failed))
+        .or_throw();
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
 int gnn_import(const GnnImportWords& words) {
   if (words.in_place != words.out.empty())
     base::invalid_argument("--out is \"{}\"{}", words.out,
@@ -107,15 +144,25 @@ int gnn_import(const GnnImportWords& words) {
   options.bf16 = words.bf16;
   options.num_classes = words.num_classes;
   options.memory_bytes = parse_size("--memory", words.memory);
+  std::string from = words.from;
+  std::error_code ignored;
+  const bool is_packed = words.layout == "ogb" || (words.layout == "auto" && is_ogb(words.from));
+  if (is_packed) {
+    from = words.out + ".unpacked-ogb";  // a run that is killed leaves it, and the next one makes it anew
+    std::filesystem::remove_all(from, ignored);
+    if (const int status = unpack_ogb(words.from, from); status != 0) return status;
+    options.layout = "pyg";
+  }
   Progress progress(stderr, shows_progress(STDERR_FILENO, words.quiet), 3);
   std::string last;
   options.progress = [&](std::string_view what, double share) {
     if (what != last) progress.begin(last = what, 1);
     progress.update(share);
   };
-  const gnn::Described described = gnn::import_dataset(words.from, words.out, options).value();
+  const auto described = gnn::import_dataset(from, words.out, options);
+  if (is_packed) std::filesystem::remove_all(from, ignored);
   progress.clear();
-  return made(described, words.out, words.json);
+  return made(described.value(), words.out, words.json);
 }
 
 int gnn_info(const GnnInfoWords& words) {

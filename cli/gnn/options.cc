@@ -114,7 +114,7 @@ Command add_gnn(CLI::App& app) {
   import->add_option("from", i.from, "Directory to read")->required();
   import->add_option("--out", i.out, "Directory of the dataset");
   import->add_flag("--in-place", i.in_place, "FROM has features.npy, indptr.npy and indices.npy: describe it");
-  import->add_option("--layout", i.layout, "auto, pyg or igb")->capture_default_str();
+  import->add_option("--layout", i.layout, "auto, pyg, igb or ogb")->capture_default_str();
   import->add_flag("--both-directions", i.both_directions, "Store each edge as its reverse, too");
   import->add_flag("--bf16", i.bf16, "Features of 16-bit words are bf16");
   import->add_option("--classes", i.num_classes, "Classes (default: largest label + 1)");

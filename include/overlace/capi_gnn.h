@@ -32,6 +32,29 @@ typedef struct ovl_gnn_generate {
   int32_t threads; /* 0: one per core */
 } ovl_gnn_generate;
 
+/* Arrays of others. Layouts: pyg (x.npy, edge_index.npy; y.npy; train_mask.npy, val_mask.npy, test_mask.npy or
+ * train.npy, valid.npy, test.npy), igb (processed/paper, processed/paper__cites__paper). */
+typedef struct ovl_gnn_import {
+  size_t struct_size;
+  const char* source;
+  const char* directory; /* where it is made; null: `source` has its arrays already, and only dataset.json is written */
+  const char* layout;    /* auto, pyg or igb; null: auto */
+  int64_t num_classes;   /* 0: largest label + 1 */
+  int64_t memory_bytes;  /* edges in memory at a time; 0: 1 GiB */
+  int32_t both_directions; /* 1: each edge is stored as its reverse, too */
+  int32_t bf16;            /* 1: 16-bit words of features are bf16 */
+  int32_t threads;         /* 0: one per core */
+  ovl_gnn_progress progress;
+  void* user;
+} ovl_gnn_import;
+
+/* What an import has found. */
+typedef struct ovl_gnn_imported {
+  size_t struct_size;
+  int64_t isolated, unlabelled; /* vertices without in-neighbours, and without a class */
+  int64_t nan_rows;             /* rows of features with a value that is no finite number */
+} ovl_gnn_imported;
+
 typedef struct ovl_gnn_sample {
   size_t struct_size;
   const char *dataset, *artefact;
@@ -63,6 +86,8 @@ typedef struct ovl_gnn_pack {
 
 /* The steps of `overlace gnn`. Each may be repeated, and goes on where an interrupted one ended. */
 int ovl_gnn_make_dataset(const ovl_gnn_generate* request);
+/* Makes a dataset of arrays that others wrote, after all of them are checked. `out` may be null. */
+int ovl_gnn_import_dataset(const ovl_gnn_import* request, ovl_gnn_imported* out);
 int ovl_gnn_make_samples(const ovl_gnn_sample* request);
 int ovl_gnn_make_packs(const ovl_gnn_pack* request);
 /* Checks an artefact against its checksums. If `dataset` is not null, every packed byte is also made anew from it

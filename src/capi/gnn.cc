@@ -5,6 +5,7 @@
 
 #include "overlace/capi_gnn.h"
 #include "src/capi/handles.h"
+#include "src/gnn/dataset/import.h"
 #include "src/gnn/gather/device_gather.h"
 #include "src/gnn/gather/gather_rows.h"
 #include "src/gnn/generate/generate.h"
@@ -55,6 +56,36 @@ base::Status make_dataset(const ovl_gnn_generate* given) {
   options.seed = given->seed;
   options.threads = given->threads;
   return gnn::generate(options, given->directory).status();
+}
+
+base::Result<gnn::Described> described(const ovl_gnn_import* given) {
+  if (given->directory == nullptr)
+    return gnn::describe(given->source, {.num_classes = given->num_classes, .bf16 = given->bf16 != 0});
+  gnn::ImportOptions options;
+  if (given->layout != nullptr) options.layout = given->layout;
+  options.both_directions = given->both_directions != 0;
+  options.bf16 = given->bf16 != 0;
+  options.num_classes = given->num_classes;
+  if (given->memory_bytes != 0) options.memory_bytes = given->memory_bytes;
+  options.threads = given->threads;
+  options.progress = progress_of(given->progress, given->user);
+  return gnn::import_dataset(given->source, given->directory, options);
+}
+
+base::Status import_dataset(const ovl_gnn_import* given, ovl_gnn_imported* out) {
+  constexpr const char* kCall = "ovl_gnn_import_dataset";
+  OVERLACE_TRY(check_struct({kCall, "request"}, given));
+  OVERLACE_TRY(check_not_null({kCall, "source"}, given->source));
+  if (out != nullptr) OVERLACE_TRY(check_struct({kCall, "out"}, out));
+  OVERLACE_TRY(check_word(kCall, "both_directions", given->both_directions, 1));
+  OVERLACE_TRY(check_word(kCall, "bf16", given->bf16, 1));
+  if (given->num_classes < 0 || given->threads < 0)
+    return base::invalid_argument("{}: num_classes is {} and threads {}, wanted at least 0", kCall, given->num_classes,
+                                  given->threads);
+  const auto made = described(given);
+  if (!made.ok()) return made.status();
+  if (out != nullptr) *out = {sizeof(ovl_gnn_imported), made->isolated, made->unlabelled, made->nan_rows};
+  return {};
 }
 
 base::Status make_samples(const ovl_gnn_sample* given) {
@@ -304,6 +335,9 @@ extern "C" {
 
 int ovl_gnn_make_dataset(const ovl_gnn_generate* request) {
   return guarded([&] { return make_dataset(request); });
+}
+int ovl_gnn_import_dataset(const ovl_gnn_import* request, ovl_gnn_imported* out) {
+  return guarded([&] { return import_dataset(request, out); });
 }
 int ovl_gnn_make_samples(const ovl_gnn_sample* request) {
   return guarded([&] { return make_samples(request); });

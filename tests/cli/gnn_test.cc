@@ -82,7 +82,8 @@ TEST(Gnn, BadWordsAreRefusedAndNothingIsLeft) {
       {{"generate", "--out", "g", "--vertices", "1"}, 2, "generate: num_vertices is 1, wanted 2 to 2147483647"},
       {{"import", "none", "--out", "g"},
        2,
-       "import: none has neither edge_index.npy (pyg) nor processed/paper/node_feat.npy (igb)"},
+       "import: none has none of edge_index.npy (pyg), processed/paper/node_feat.npy (igb), raw/data.npz and"
+       " raw/edge.csv.gz (ogb)"},
       {{"import", "none"}, 2, "--out is \"\", wanted a directory"},
       {{"import", "none", "--in-place"}, 2, "none: No such file or directory"},
       {{"diskbench", "none"}, 5, "open for writing: No such file or directory"},

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 
 from overlace.gnn.artefact import Artefact, OfflineSampler, pack, verify
-from overlace.gnn.dataset import Dataset, generate
+from overlace.gnn.dataset import Dataset, generate, import_dataset
 from overlace.gnn.dlpack import DlpackArray
 from overlace.gnn.loader import Batch, PackedLoader
 from overlace.gnn.table import PinnedTable, gather_rows
@@ -32,6 +32,7 @@ __all__ = [
     "PinnedTable",
     "gather_rows",
     "generate",
+    "import_dataset",
     "nn",
     "pack",
     "verify",

@@ -29,6 +29,29 @@ class Generate(_Sized):
     )
 
 
+class Import(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        ("source", c.c_char_p),
+        ("directory", c.c_char_p),
+        ("layout", c.c_char_p),
+        ("num_classes", c.c_int64),
+        ("memory_bytes", c.c_int64),
+        ("both_directions", c.c_int32),
+        ("bf16", c.c_int32),
+        ("threads", c.c_int32),
+        ("progress", PROGRESS),
+        ("user", c.c_void_p),
+    )
+
+
+class Imported(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, c.c_int64) for name in ("isolated", "unlabelled", "nan_rows")),
+    )
+
+
 class Sample(_Sized):
     _fields_ = (
         ("struct_size", c.c_size_t),
@@ -197,7 +220,9 @@ def call(name: str, *arguments: object) -> None:
         raise errors.make(LIBRARY.ovl_error_name(code).decode(), LIBRARY.ovl_error_text().decode())
 
 
-def call_with_progress(name: str, request: _Sized, progress: Callable[[str, float], None] | None) -> None:
+def call_with_progress(
+    name: str, request: _Sized, progress: Callable[[str, float], None] | None, *more: object
+) -> None:
     """A call of a long step; what `progress` raises ends it and is raised again."""
     raised: list[BaseException] = []
 
@@ -213,7 +238,7 @@ def call_with_progress(name: str, request: _Sized, progress: Callable[[str, floa
     if progress is not None:
         request.progress = PROGRESS(report)
     try:
-        call(name, c.byref(request))
+        call(name, c.byref(request), *more)
     except errors.Error:
         if raised:
             raise raised[0] from None

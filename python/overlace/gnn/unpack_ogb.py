@@ -1,6 +1,8 @@
 """Unpacks a node-property dataset of OGB's layout into arrays that `overlace gnn import` takes, in bounded memory.
 
-    python3 -m overlace.gnn.unpack_ogb FROM TO && overlace gnn import TO --out DATASET
+    python3 -m overlace.gnn.unpack_ogb FROM TO
+
+`overlace gnn import` and `overlace.gnn.import_dataset` do it themselves.
 
 Small sets: raw/{edge,node-feat,node-label}.csv.gz; large ones: raw/data.npz (edge_index, node_feat) and
 raw/node-label.npz (node_label); both: split/<any>/{train,valid,test}.csv.gz. A label that is no number is -1.
@@ -9,10 +11,12 @@ raw/node-label.npz (node_label); both: split/<any>/{train,valid,test}.csv.gz. A 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import shutil
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,24 +35,33 @@ class _Writer:
         self._file = open(path, "wb")  # noqa: SIM115
         self._file.write(b" " * _HEADER_BYTES)
         self._dtype = np.dtype(dtype)
-        self._rows, self._width = 0, None
+        self.rows, self._width = 0, None
 
     def append(self, rows: np.ndarray, source: Path) -> None:
         if self._width not in (None, rows.shape[1]):
-            raise errors.InvalidArgument(
-                f"{source}: row {self._rows} has {rows.shape[1]} numbers, wanted {self._width}"
-            )
+            raise errors.InvalidArgument(f"{source}: row {self.rows} has {rows.shape[1]} numbers, wanted {self._width}")
         self._width = rows.shape[1]
-        self._rows += len(rows)
+        self.rows += len(rows)
         self._file.write(np.ascontiguousarray(rows, self._dtype).tobytes())
 
     def finish(self, flat: bool) -> None:
-        shape = (self._rows * (self._width or 1),) if flat else (self._rows, self._width or 0)
+        shape = (self.rows * (self._width or 1),) if flat else (self.rows, self._width or 0)
         text = repr({"descr": self._dtype.str, "fortran_order": False, "shape": shape})
         head = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
         self._file.seek(0)
         self._file.write(head + text.encode().ljust(_HEADER_BYTES - 11) + b"\n")
         self._file.close()
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What is missing, cut or damaged is named with its file."""
+    try:
+        yield
+    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise errors.InvalidArgument(f"{path}: {error}") from None
+    except FileNotFoundError as error:
+        raise errors.InvalidArgument(f"{error.filename}: {error.strerror}") from None
 
 
 def _chunks(path: Path) -> Iterator[np.ndarray]:
@@ -67,14 +80,26 @@ def _chunks(path: Path) -> Iterator[np.ndarray]:
 
 def _table(source: Path, target: Path, dtype: type, flat: bool = False) -> None:
     writer = _Writer(target, dtype)
-    for rows in _chunks(source):
-        writer.append(np.where(np.isnan(rows), -1, rows) if dtype is np.int64 else rows, source)
+    with _reading(source):
+        for rows in _chunks(source):
+            writer.append(_whole(rows, source, writer.rows) if dtype is np.int64 else rows, source)
     writer.finish(flat)
+
+
+def _whole(rows: np.ndarray, source: Path, first: int) -> np.ndarray:
+    """Ids or classes, -1 where there is no number."""
+    rows = np.where(np.isnan(rows), -1, rows)
+    wrong = np.flatnonzero((np.trunc(rows) != rows) | (np.abs(rows) > 2**53))
+    if len(wrong) > 0:
+        raise errors.InvalidArgument(
+            f"{source}: row {first + wrong[0] // rows.shape[1]} has {rows.flat[wrong[0]]}, wanted a whole number"
+        )
+    return rows
 
 
 def _member(archive: Path, name: str, target: Path) -> None:
     """An array of an .npz as a file of its own, copied as a stream."""
-    with zipfile.ZipFile(archive) as pack:
+    with _reading(archive), zipfile.ZipFile(archive) as pack:
         if f"{name}.npy" not in pack.namelist():
             raise errors.InvalidArgument(f"{archive}: holds {', '.join(pack.namelist())}, wanted {name}.npy")
         with pack.open(f"{name}.npy") as source, open(target, "wb") as out:
@@ -82,9 +107,17 @@ def _member(archive: Path, name: str, target: Path) -> None:
 
 
 def _labels_of_archive(archive: Path, target: Path) -> None:
-    with np.load(archive) as arrays:
+    with _reading(archive), np.load(archive) as arrays:
+        if "node_label" not in arrays:
+            raise errors.InvalidArgument(f"{archive}: holds {', '.join(arrays)}, wanted node_label")
         labels = arrays["node_label"].reshape(-1)
     np.save(target, np.where(np.isnan(labels), -1, labels).astype(np.int64))
+
+
+def is_ogb(source: str | Path) -> bool:
+    """Whether a directory has a node-property dataset of OGB's layout."""
+    raw = Path(source) / "raw"
+    return (raw / "data.npz").exists() or (raw / "edge.csv.gz").exists()
 
 
 def unpack(source: str | Path, target: str | Path) -> None:
@@ -92,7 +125,7 @@ def unpack(source: str | Path, target: str | Path) -> None:
     source, target = Path(source), Path(target)
     raw = source / "raw"
     is_large = (raw / "data.npz").exists()
-    if not is_large and not (raw / "edge.csv.gz").exists():
+    if not is_ogb(source):
         raise errors.InvalidArgument(f"{source}: has neither raw/data.npz nor raw/edge.csv.gz")
     target.mkdir(parents=True, exist_ok=True)
     if is_large:
@@ -123,6 +156,8 @@ def main(words: list[str] | None = None) -> int:
     except (errors.Error, OSError) as error:
         print(f"overlace: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -26,7 +26,8 @@ base::Status check_place(const std::string& directory, const std::string& name) 
   const std::filesystem::path home = std::filesystem::canonical(directory, failed);
   if (failed) return base::invalid_argument("{}: {}", directory, failed.message());
   const std::filesystem::path file = std::filesystem::canonical(home / name, failed);
-  if (failed) return base::invalid_argument("{}/{}: {}", directory, name, failed.message());
+  if (failed)
+    return unreadable(directory + "/" + name, base::invalid_argument("{}/{}: {}", directory, name, failed.message()));
   if (file.parent_path() != home)
     return base::invalid_argument("{}/{}: leads to {}, wanted a file of the directory", directory, name, file.string());
   return {};
@@ -35,7 +36,7 @@ base::Status check_place(const std::string& directory, const std::string& name) 
 base::Result<NpyFile> open_array(const std::string& directory, const std::string& name) {
   OVERLACE_TRY(check_place(directory, name));
   auto file = NpyFile::open(directory + "/" + name);
-  if (!file.ok()) return base::invalid_argument("{}", file.status().message());
+  if (!file.ok()) return unreadable(directory + "/" + name, file.status());
   return file;
 }
 
@@ -172,7 +173,8 @@ VertexSpan Dataset::split(Split split) const {
 base::Result<Dataset> Dataset::open(const std::string& directory) {
   const std::string source = directory + "/" + kDescription;
   const auto text = base::read_file(source);
-  if (!text.ok()) return base::invalid_argument("{}: no dataset: {}", directory, text.status().message());
+  if (!text.ok())
+    return unreadable(source, base::invalid_argument("{}: no dataset: {}", directory, text.status().message()));
   auto parsed = parse_description(*text, source);
   if (!parsed.ok()) return parsed.status();
   Dataset dataset;

@@ -12,6 +12,7 @@
 #include "src/base/file.h"
 #include "src/base/npy.h"
 #include "src/gnn/dataset/csc_builder.h"
+#include "src/gnn/dataset/fingerprint.h"
 #include "src/io/stream.h"
 
 namespace overlace::gnn {
@@ -57,14 +58,16 @@ base::Result<Sources> find_sources(const std::string& folder, std::string layout
     return s;
   }
   if (layout == "auto")
-    return base::invalid_argument("import: {} has neither edge_index.npy (pyg) nor processed/paper/node_feat.npy (igb)",
-                                  folder);
-  return base::invalid_argument("import: layout is \"{}\", wanted auto, pyg or igb", layout);
+    return base::invalid_argument(
+        "import: {} has none of edge_index.npy (pyg), processed/paper/node_feat.npy (igb), raw/data.npz and"
+        " raw/edge.csv.gz (ogb)",
+        folder);
+  return base::invalid_argument("import: layout is \"{}\", wanted auto, pyg, igb, or ogb once it is unpacked", layout);
 }
 
 base::Result<NpyFile> open_foreign_array(const std::string& path) {
   auto file = NpyFile::open(path);
-  if (!file.ok()) return base::invalid_argument("{}", file.status().message());
+  if (!file.ok()) return unreadable(path, file.status());
   return file;
 }
 

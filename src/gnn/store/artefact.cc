@@ -13,6 +13,7 @@
 #include "src/base/ceil_div_pod.h"
 #include "src/base/crc32c.h"
 #include "src/base/file.h"
+#include "src/gnn/dataset/fingerprint.h"
 #include "src/gnn/pack/files.h"
 #include "src/gnn/parallel.h"
 #include "src/gnn/store/generation.h"
@@ -133,7 +134,8 @@ base::Result<Manifest> read_manifest(const std::string& directory) {
   const std::string path = directory + "/manifest.json";
   const auto text = base::read_file(path);
   if (!text.ok())
-    return base::invalid_argument("{}; wanted an artefact, see overlace gnn sample", text.status().message());
+    return unreadable(
+        path, base::invalid_argument("{}; wanted an artefact, see overlace gnn sample", text.status().message()));
   return parse_manifest(*text, path);
 }
 

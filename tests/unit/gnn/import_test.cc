@@ -159,8 +159,10 @@ TEST_F(Import, InPlaceWritesTheDescriptionAlone) {
 }
 
 TEST_F(Import, RefusesBeforeAnythingIsWritten) {
-  EXPECT_EQ(refusal(), "import: S has neither edge_index.npy (pyg) nor processed/paper/node_feat.npy (igb)");
-  EXPECT_EQ(refusal({.layout = "ogb"}), "import: layout is \"ogb\", wanted auto, pyg or igb");
+  EXPECT_EQ(refusal(),
+            "import: S has none of edge_index.npy (pyg), processed/paper/node_feat.npy (igb), raw/data.npz and"
+            " raw/edge.csv.gz (ogb)");
+  EXPECT_EQ(refusal({.layout = "ogb"}), "import: layout is \"ogb\", wanted auto, pyg, igb, or ogb once it is unpacked");
   pyg();
   write_array<int64_t>(in("edge_index.npy"), DType::i64, {2, 3}, {0, 1, 2, 3, 50, 5});
   EXPECT_EQ(refusal(), "edge 1 of block 0 is 1 -> 50, wanted vertices in [0, 50)");
