@@ -48,6 +48,7 @@ gnn train:
   --device TEXT cuda: the GPU of this process (default cpu)
   --memory TEXT Limit of each loader
   --pace TEXT Bytes per second of a slower disk that is played, such as 200MiB
+  --trace TEXT Write a timeline of the last training epoch to this file, .json or .pftrace
   --json TEXT Write the result as JSON to this file; - is stdout
 )";
 

@@ -219,6 +219,7 @@ typedef struct ovl_gnn_stats {
   size_t struct_size;
   int64_t batches, bytes_read, requests, read_again, gpu_rows, cpu_rows, ring_rows, admitted;
   double verify_s, gather_s, admit_s, waited_s;
+  double read_s; /* with reads under way, of those that have ended */
 } ovl_gnn_stats;
 
 /* Opens a loader and takes all memory that it will need. Returns OVL_OUT_OF_MEMORY, with a list of what takes how
@@ -240,6 +241,9 @@ int ovl_gnn_loader_next(ovl_gnn_loader* loader, ovl_gnn_batch* out, int32_t* has
 int ovl_gnn_loader_release(ovl_gnn_loader* loader);
 /* Gives what the loader has done so far. */
 int ovl_gnn_loader_stats(ovl_gnn_loader* loader, ovl_gnn_stats* out);
+/* Writes what each stage did when since ovl_gnn_loader_start, as a timeline: .json of Chrome or .pftrace of Perfetto,
+ * by the ending of `path`. Spans have the names of those of `overlace sim graph gnn`. */
+int ovl_gnn_loader_trace(ovl_gnn_loader* loader, const char* path);
 /* Ends the handle, after reads that are under way. */
 int ovl_gnn_loader_close(ovl_gnn_loader* loader);
 

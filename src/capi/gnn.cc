@@ -325,7 +325,7 @@ base::Status stats_of(const gnn::Loader& loader, ovl_gnn_stats* out) {
   OVERLACE_TRY(check_struct({"ovl_gnn_loader_stats", "out"}, out));
   const gnn::LoaderStats s = loader.stats();
   *out = {sizeof(ovl_gnn_stats), s.batches,  s.bytes_read, s.requests, s.read_again, s.gpu_rows, s.cpu_rows,
-          s.ring_rows,           s.admitted, s.verify_s,   s.gather_s, s.admit_s,    s.waited_s};
+          s.ring_rows,           s.admitted, s.verify_s,   s.gather_s, s.admit_s,    s.waited_s, s.read_s};
   return {};
 }
 
@@ -399,6 +399,12 @@ int ovl_gnn_loader_release(ovl_gnn_loader* loader) {
 }
 int ovl_gnn_loader_stats(ovl_gnn_loader* loader, ovl_gnn_stats* out) {
   return with_loader("ovl_gnn_loader_stats", loader, [&](gnn::Loader& l) { return stats_of(l, out); });
+}
+int ovl_gnn_loader_trace(ovl_gnn_loader* loader, const char* path) {
+  return with_loader("ovl_gnn_loader_trace", loader, [&](gnn::Loader& found) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_gnn_loader_trace", "path"}, path));
+    return base::write_trace(found.timeline(), path);
+  });
 }
 int ovl_gnn_loader_close(ovl_gnn_loader* loader) {
   return guarded([&]() -> base::Status {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import time
@@ -176,6 +177,37 @@ def test_a_slower_disk_can_be_played(run: gnn.Artefact) -> None:
         gnn.PackedLoader(run, pace="fast")
 
 
+def test_the_timeline_has_the_stages_of_the_simulation(run: gnn.Artefact, tmp_path: Path) -> None:
+    with gnn.PackedLoader(run, packs="shuffle", format="numpy") as loader:
+        begin = time.perf_counter()
+        for _ in loader:
+            time.sleep(1e-3)
+        seconds = time.perf_counter() - begin
+        stats = loader.stats()
+        loader.trace(tmp_path / "epoch.json")
+        with pytest.raises(overlace.InvalidArgument, match=r"epoch.txt: wanted a name that ends in .json, .pftrace"):
+            loader.trace(tmp_path / "epoch.txt")
+        with pytest.raises(overlace.IoError, match="No such file or directory"):
+            loader.trace(tmp_path / "nowhere" / "epoch.json")
+    with pytest.raises(overlace.Error, match="closed"):
+        loader.trace(tmp_path / "epoch.json")
+    events = json.loads((tmp_path / "epoch.json").read_text())["traceEvents"]
+    spans = {event["name"]: event["dur"] * 1e-6 for event in events if event["ph"] == "X"}
+    trained = [spans[f"train[{i}]"] for i in range(2 * loader.num_batches) if f"train[{i}]" in spans]
+    assert len(trained) == loader.num_batches
+    assert loader.num_batches * 1e-3 <= sum(trained) <= seconds
+    assert sum(spans[name] for name in spans if "read[" in name) == pytest.approx(stats["read_s"], abs=1e-4)
+    assert 0 < stats["read_s"] < seconds
+    if "OVERLACE_BIN" not in os.environ:
+        pytest.skip("OVERLACE_BIN does not name the command line")
+    words = ["sim", "graph", "gnn", str(run.path), "--packs", "shuffle", "--trace", str(tmp_path / "simulated.json")]
+    subprocess.run([os.environ["OVERLACE_BIN"], *words], check=True, capture_output=True, timeout=60)
+    simulated = json.loads((tmp_path / "simulated.json").read_text())["traceEvents"]
+    # A copy to a GPU is a stage of the simulation alone.
+    names = {event["name"] for event in simulated if event["ph"] == "X" and "to_gpu" not in event["name"]}
+    assert "gather[3]" in names and names <= set(spans)
+
+
 def random_block(num_src: int, num_dst: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(num_src, 6, generator=generator)
@@ -222,7 +254,9 @@ def test_many_edges_are_counted(kind: torch.dtype) -> None:
 
 def test_the_program_trains_and_reports(run: gnn.Artefact, tmp_path: Path) -> None:
     words = [str(run.path), "--epochs", "6", "--hidden", "64", "--lr", "0.01", "--json", str(tmp_path / "out.json")]
-    assert program.main(words) == 0
+    assert program.main([*words, "--trace", str(tmp_path / "last.json")]) == 0
+    names = {event["name"] for event in json.loads((tmp_path / "last.json").read_text())["traceEvents"]}
+    assert {"read[0]", "check[0]", "gather[0]", "admit[0]", "train[0]"} <= names
     out = json.loads((tmp_path / "out.json").read_text())
     first, *_, last = out["epochs"]
     assert last["loss"] < 0.8 * first["loss"]
@@ -243,6 +277,8 @@ def test_the_program_refuses_a_result_that_cannot_be_written_before_it_works(
     ):
         assert program.main([str(run.path), "--json", str(path)]) == 5
         assert capsys.readouterr() == ("", f"overlace: error: --json: {why}\n")
+    assert program.main([str(run.path), "--trace", str(tmp_path / "x.txt")]) == 2
+    assert "--trace: " in capsys.readouterr().err
     monkeypatch.setattr(program.os, "access", lambda path, _: False)  # root may write anywhere
     assert program.main([str(run.path), "--json", str(tmp_path / "x.json")]) == 5
     assert capsys.readouterr().err == f"overlace: error: --json: {tmp_path}/x.json cannot be written\n"

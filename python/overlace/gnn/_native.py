@@ -209,7 +209,7 @@ class StatsStruct(_Sized):
         ("struct_size", c.c_size_t),
         *((name, c.c_int64) for name in ("batches", "bytes_read", "requests", "read_again")),
         *((name, c.c_int64) for name in ("gpu_rows", "cpu_rows", "ring_rows", "admitted")),
-        *((name, c.c_double) for name in ("verify_s", "gather_s", "admit_s", "waited_s")),
+        *((name, c.c_double) for name in ("verify_s", "gather_s", "admit_s", "waited_s", "read_s")),
     )
 
 

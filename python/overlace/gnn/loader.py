@@ -256,6 +256,17 @@ class PackedLoader(_native.Handle):
         _native.call("ovl_gnn_loader_stats", self._handle, c.byref(out))
         return {name: getattr(out, name) for name in names_of(type(out))}
 
+    def trace(self, path: str | Path) -> None:
+        """Writes what each stage did when, in the training epoch that was begun last, as a timeline.
+
+        `path` ends in .json (Chrome) or .pftrace (Perfetto). `overlace trace info` sums it up, stage by stage, and
+        `overlace trace diff` compares it with that of `overlace sim graph gnn --trace`: spans have the same names. The
+        lane "train" is the loop's time from one batch to the next request. On a GPU stages are shown as the host
+        gives them.
+        """
+        self._check_open()
+        _native.call("ovl_gnn_loader_trace", self._handle, str(path).encode())
+
 
 def _torch() -> Any:
     try:

@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: the GPU of this process (default %(default)s)")
     add("--memory", help="limit of each loader")
     add("--pace", help="bytes per second of a slower disk that is played, such as 200MiB")
+    add("--trace", help="write a timeline of the last training epoch to this file, .json or .pftrace")
     add("--json", help="write the result as JSON to this file; - is stdout")
     return p
 
@@ -203,6 +204,8 @@ def train(options: argparse.Namespace, team: Team) -> dict:
             best = row.get("valid", epoch)
             result["test"] = evaluate(model, loaders["test"], team)
         result["epochs"].append(row)
+        if options.trace and epoch + 1 == options.epochs and team.rank == 0:
+            first.trace(options.trace)
         if shows:
             valid = f", valid {row['valid']:.4f}" if "valid" in row else ""
             print(f"epoch {epoch}: loss {row['loss']:.4f}{valid}, {row['seconds']:.2f} s", flush=True)
@@ -214,7 +217,7 @@ def train(options: argparse.Namespace, team: Team) -> dict:
     return result
 
 
-def check_writable(path: str) -> None:
+def check_writable(option: str, path: str) -> None:
     """Before the work for a file that cannot be written. "" and - pass."""
     from overlace.errors import IoError
 
@@ -222,11 +225,19 @@ def check_writable(path: str) -> None:
         return
     target = Path(path)
     if target.is_dir():
-        raise IoError(f"--json: {path} is a directory, wanted a file")
+        raise IoError(f"{option}: {path} is a directory, wanted a file")
     if not target.parent.is_dir():
-        raise IoError(f"--json: {path} cannot be written: there is no directory {target.parent}")
+        raise IoError(f"{option}: {path} cannot be written: there is no directory {target.parent}")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise IoError(f"--json: {path} cannot be written")
+        raise IoError(f"{option}: {path} cannot be written")
+
+
+def check_timeline(path: str) -> None:
+    from overlace.errors import InvalidArgument
+
+    if path and not path.endswith((".json", ".pftrace", ".perfetto-trace")):
+        raise InvalidArgument(f"--trace: {path}, wanted a name that ends in .json, .pftrace or .perfetto-trace")
+    check_writable("--trace", path)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -234,7 +245,8 @@ def main(words: list[str] | None = None) -> int:
     from overlace import errors
 
     try:
-        check_writable(options.json or "")
+        check_writable("--json", options.json or "")
+        check_timeline(options.trace or "")
         try:
             import torch  # noqa: F401
         except ImportError:

@@ -17,7 +17,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+int64_t ns_of(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+double seconds_of(int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+double seconds_since(Clock::time_point begin) { return seconds_of(ns_of(Clock::now()) - ns_of(begin)); }
 
 /// This thread does not push aside the one that wakes it: a trainer that releases a batch goes on training, and the
 /// stage takes the next free processor. Where it is refused all goes on as before, slower.
@@ -149,8 +153,13 @@ bool Epoch::begin_reads(std::unique_lock<std::mutex>& lock) {
     if (item.state == State::waiting && std::find(extents.begin(), extents.end(), i) == extents.end())
       extents.push_back(i);  // once more
   }
-  for (const int64_t i : extents) items_[static_cast<size_t>(i)].state = State::reading;
-  for (const int64_t i : pages) items_[static_cast<size_t>(i)].state = State::paging;
+  const auto begin = [this, now = ns_of(Clock::now())](int64_t i, State state, Part part) {
+    Item& item = items_[static_cast<size_t>(i)];
+    item.state = state;
+    if (time_of(item, part).begin_ns == 0) time_of(item, part).begin_ns = now;
+  };
+  for (const int64_t i : extents) begin(i, State::reading, Part::read);
+  for (const int64_t i : pages) begin(i, State::paging, Part::pages);
   lock.unlock();
   for (const int64_t i : extents) {
     before(Stage::read, i);
@@ -183,8 +192,10 @@ void Epoch::completed(const io::Completion& completion) {
   if (!completion.status.ok() && item.failure.ok()) item.failure = completion.status;
   if (completion.tag % 2 == 0) {
     item.state = State::read;
+    time_of(item, Part::read).end_ns = ns_of(Clock::now());
   } else if (--item.to_come == 0) {
     item.state = State::paged;
+    time_of(item, Part::pages).end_ns = ns_of(Clock::now());
   }
 }
 
@@ -244,9 +255,10 @@ void Epoch::verify_loop() {
     before(Stage::verify, found);
     const Clock::time_point begin = Clock::now();
     base::Status status = item.failure.ok() ? verify(found, has_pages) : item.failure;
-    const double seconds = seconds_since(begin);
+    const Interval time{ns_of(begin), ns_of(Clock::now())};
     lock.lock();
-    stats_.verify_s += seconds;
+    stats_.verify_s += seconds_of(time.end_ns - time.begin_ns);
+    time_of(item, has_pages ? Part::page_check : Part::check) = time;
     if (status.ok()) {
       item.state = !has_pages && !item.view.pages.empty() ? State::wants_pages : State::ready;
       item.is_second_try = false;  // pages have one of their own
@@ -316,6 +328,7 @@ void Epoch::gather_loop() {
     if (base::Status status = item.number < 0 ? restore(i) : gather(i); !status.ok()) return fail(std::move(status));
     {
       const std::lock_guard lock(mutex_);
+      time_of(item, Part::gather) = {ns_of(begin), ns_of(Clock::now())};
       stats_.gather_s += seconds_since(begin);
       ++queued_;
       if (context_.device == nullptr) gathered_ = queued_;
@@ -328,7 +341,7 @@ void Epoch::gather_loop() {
 
 void Epoch::admit_loop() {
   for (int64_t i = 0; i < std::ssize(items_); ++i) {
-    const Item& item = items_[static_cast<size_t>(i)];
+    Item& item = items_[static_cast<size_t>(i)];
     {
       std::unique_lock lock(mutex_);
       if (!wait(lock, admitter_, [&] { return queued_ > i; })) return;
@@ -346,6 +359,7 @@ void Epoch::admit_loop() {
         std::memcpy(context_.buffers.cpu.data() + a.slot * bytes, row_of(item, i, a.ring_row).data(), bytes);
     {
       const std::lock_guard lock(mutex_);
+      time_of(item, Part::admit) = {ns_of(begin), ns_of(Clock::now())};
       stats_.admit_s += seconds_since(begin);
       if (item.number >= 0) stats_.admitted += std::ssize(item.view.admissions);
       ++admitted_;
@@ -402,6 +416,7 @@ std::string Epoch::stuck() const {
 base::Result<std::optional<LoadedBatch>> Epoch::next() {
   const auto timeout = std::chrono::seconds(base::env().timeout_s);
   std::unique_lock lock(mutex_);
+  end_training();
   OVERLACE_TRY(failure_);
   if (delivered_ == std::ssize(item_of_)) {
     // What follows the last batch, a restore, belongs to the epoch.
@@ -424,6 +439,7 @@ base::Result<std::optional<LoadedBatch>> Epoch::next() {
   if (context_.device != nullptr) OVERLACE_TRY(context_.device->wait(Lane::caller, gathered_event(index)));
   ++delivered_;
   ++stats_.batches;
+  time_of(items_[static_cast<size_t>(index)], Part::train).begin_ns = ns_of(Clock::now());
   return std::optional<LoadedBatch>(items_[static_cast<size_t>(index)].out);
 }
 
@@ -439,14 +455,81 @@ void Epoch::release() {
   gatherer_.notify_one();
 }
 
+/// With the lock held: the caller is done with what next() gave last.
+void Epoch::end_training() {
+  if (delivered_ == 0) return;
+  Interval& time = time_of(items_[static_cast<size_t>(item_of_[static_cast<size_t>(delivered_ - 1)])], Part::train);
+  if (time.end_ns == 0) time.end_ns = ns_of(Clock::now());
+}
+
 bool Epoch::is_over() const {
   const std::lock_guard lock(mutex_);
   return failure_.ok() && admitted_ == std::ssize(items_);
 }
 
+/// With the lock held.
+std::vector<Epoch::Service> Epoch::services() const {
+  std::vector<Service> out;
+  for (int64_t i = 0; i < next_read_; ++i)
+    for (const Part part : {Part::read, Part::pages})
+      if (const Interval& time = items_[static_cast<size_t>(i)].times[static_cast<size_t>(part)]; time.end_ns > 0)
+        out.push_back({i, part, time});
+  std::sort(out.begin(), out.end(), [](const Service& a, const Service& b) { return a.time.end_ns < b.time.end_ns; });
+  int64_t end = 0;
+  for (Service& read : out) {
+    read.time.begin_ns = std::max(read.time.begin_ns, end);
+    end = read.time.end_ns;
+  }
+  return out;
+}
+
+/// What this part of a checked item moves.
+int64_t Epoch::bytes_of(const Item& item, Part part) const {
+  const ExtentView& view = item.view;
+  switch (part) {
+    case Part::read:
+      return item.place.bytes;
+    case Part::pages:
+      return std::ssize(view.pages) * context_.plan.page.bytes;
+    case Part::gather:
+      return item.position < 0 ? 0 : std::ssize(view.program) * row_bytes_;
+    case Part::admit:
+      return item.number < 0 ? 0 : std::ssize(view.admissions) * row_bytes_;
+    default:
+      return 0;
+  }
+}
+
+base::Trace Epoch::timeline() const {
+  struct Shown {
+    const char *name, *lane, *kind;
+  };
+  constexpr Shown kShown[kParts] = {{"read", "disk", "copy"},     {"check", "check", "other"},
+                                    {"pages", "disk", "copy"},    {"page_check", "check", "other"},
+                                    {"gather", "gather", "copy"}, {"admit", "admit", "copy"},
+                                    {"train", "train", "gemm"}};
+  base::Trace out;
+  out.title = "a training epoch from packs";
+  const std::lock_guard lock(mutex_);
+  const auto show = [&](int64_t i, Part part, const Interval& time) {
+    const Item& item = items_[static_cast<size_t>(i)];
+    const Shown& shown = kShown[static_cast<size_t>(part)];
+    const std::string name = base::format("{}{}[{}]", item.number < 0 ? "restore_" : "", shown.name, i);
+    out.spans.push_back({static_cast<int>(context_.options.rank), shown.lane, name, shown.kind, time.begin_ns,
+                         time.end_ns, bytes_of(item, part), 0});
+  };
+  for (const Service& read : services()) show(read.item, read.part, read.time);
+  for (int64_t i = 0; i < next_read_; ++i)
+    for (const Part part : {Part::check, Part::page_check, Part::gather, Part::admit, Part::train})
+      if (const Interval& time = items_[static_cast<size_t>(i)].times[static_cast<size_t>(part)]; time.end_ns > 0)
+        show(i, part, time);
+  return out;
+}
+
 LoaderStats Epoch::stats() const {
   const std::lock_guard lock(mutex_);
   LoaderStats out = stats_;
+  for (const Service& read : services()) out.read_s += seconds_of(read.time.end_ns - read.time.begin_ns);
   // NOTE: the engine's counts belong to the reading thread; they are exact once the epoch is over.
   const bool is_over = admitted_ == std::ssize(items_) || reader_has_ended_;
   if (is_over) {

@@ -1,6 +1,7 @@
 // The stages of one training epoch and the rules between them.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/base/trace.h"
 #include "src/gnn/pack/extent.h"
 #include "src/gnn/pipeline/loader.h"
 
@@ -50,11 +52,20 @@ class Epoch {
   base::Result<std::optional<LoadedBatch>> next();
   void release();
   LoaderStats stats() const;
+  /// What has ended, as spans named like those of `overlace sim graph gnn`. Reads lie one behind the other, each from
+  /// where the one before it ended; what a device was given is shown as the host gave it.
+  base::Trace timeline() const;
   /// All items are admitted: the CPU cache holds what it held at the start.
   bool is_over() const;
 
  private:
   enum class State { waiting, reading, read, wants_pages, paging, paged, ready };
+  /// What an item goes through; the last is the caller's, from next() to the next next().
+  enum class Part { read, check, pages, page_check, gather, admit, train };
+  static constexpr size_t kParts = 7;
+  struct Interval {
+    int64_t begin_ns = 0, end_ns = 0;
+  };
   struct Item {
     int64_t number = 0;    // of the batch, or -1 - segment
     int64_t position = 0;  // in the training epoch; -1: nobody wants its rows
@@ -65,6 +76,7 @@ class Epoch {
     base::Status failure;
     ExtentView view;
     LoadedBatch out;
+    std::array<Interval, kParts> times;  // written and read with the lock held
   };
 
   void read_loop();
@@ -77,6 +89,16 @@ class Epoch {
   bool wait(std::unique_lock<std::mutex>& lock, std::condition_variable& mine, const std::function<bool()>& ready);
   void wake_all();
   void before(Stage stage, int64_t item) const;
+  static Interval& time_of(Item& item, Part part) { return item.times[static_cast<size_t>(part)]; }
+  void end_training();
+  int64_t bytes_of(const Item& item, Part part) const;
+  /// Reads of extents and pages in the order in which they ended, none beside another.
+  struct Service {
+    int64_t item;
+    Part part;
+    Interval time;
+  };
+  std::vector<Service> services() const;
 
   std::span<std::byte> slot(int64_t index) const;
   std::span<const std::byte> row_of(const Item& item, int64_t index, uint32_t row) const;

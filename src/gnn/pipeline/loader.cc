@@ -249,6 +249,8 @@ void Loader::release() {
   if (epoch_) epoch_->release();
 }
 
+base::Trace Loader::timeline() const { return epoch_ ? epoch_->timeline() : base::Trace(); }
+
 LoaderStats Loader::stats() const { return epoch_ ? epoch_->stats() : LoaderStats(); }
 
 }  // namespace overlace::gnn

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/base/status.h"
+#include "src/base/trace.h"
 #include "src/gnn/pipeline/loader_device.h"
 #include "src/gnn/pipeline/output.h"
 #include "src/gnn/sample/trace.h"
@@ -51,6 +52,7 @@ struct LoaderBytes {
 struct LoaderStats {
   int64_t batches = 0, bytes_read = 0, requests = 0, read_again = 0;
   int64_t gpu_rows = 0, cpu_rows = 0, ring_rows = 0, admitted = 0;  // gathered from each level; entered the CPU cache
+  double read_s = 0;                                                // with reads under way, of those that have ended
   double verify_s = 0, gather_s = 0, admit_s = 0;                   // that the stages worked
   double waited_s = 0;                                              // that next() waited
 };
@@ -119,6 +121,8 @@ class Loader {
   void release();
   /// Since start().
   LoaderStats stats() const;
+  /// What each stage did when since start(), of what has ended (Epoch::timeline).
+  base::Trace timeline() const;
 
  private:
   Loader(std::string directory, LoaderOptions options);

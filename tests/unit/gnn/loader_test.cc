@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -76,6 +77,12 @@ ArtefactTrace trace_of(const std::string& name, Split split = Split::train) {
   return std::move(ArtefactTrace::open(world().path(name), *manifest.trace(split), true)).value();
 }
 
+int64_t trace_rows(const ArtefactTrace& trace) {
+  int64_t rows = 0;
+  for (int64_t b = 0; b < trace.trace().num_batches(); ++b) rows += std::ssize(trace.trace().batch(b).inputs);
+  return rows;
+}
+
 /// Numbers of the batches, all checked; at most `most`.
 std::vector<int64_t> run(Loader* loader, const TraceFile& trace, int64_t most = 1 << 20) {
   std::vector<int64_t> seen;
@@ -120,21 +127,104 @@ TEST(Loader, DeliversTheDatasetInEveryOrder) {
     }
 }
 
+/// When what began and ended, from a loader's timeline; reads by when they were asked for.
+class StageTimes {
+ public:
+  StageTimes(const Loader& loader, const std::map<int64_t, int64_t>& asked, const std::vector<int64_t>& released)
+      : asked_(asked), released_(released), depth_(loader.plan().depth), slots_(2 * depth_ + 2) {
+    for (const base::Span& span : loader.timeline().spans) {
+      spans_.emplace(span.name, span);
+      lanes_[span.lane] += span.end_ns - span.begin_ns;
+      bytes_[span.lane] += span.bytes;
+    }
+    while (find("gather", items_) != nullptr) ++items_;
+  }
+
+  /// Nothing of an item came before what R1 to R5 let it wait for.
+  void expect_rules() const {
+    int64_t ordinal = 0, last_train = 0;
+    for (int64_t i = 0; i < items_; ++i) {
+      const bool is_restore = spans_.contains(base::format("restore_gather[{}]", i));
+      const base::Span& gather = *find("gather", i);
+      for (const char* checked : {"check", "page_check"})
+        if (const base::Span* check = find(checked, i)) {
+          EXPECT_GE(gather.begin_ns, check->end_ns) << "R1 " << i;
+        }
+      if (const int64_t before = is_restore ? i - 1 : i - depth_ - 1; before >= 0) {
+        EXPECT_GE(gather.begin_ns, find("admit", before)->end_ns) << "R1 " << i;
+      }
+      EXPECT_GE(find("admit", i)->begin_ns, gather.end_ns) << "R2 " << i;
+      if (i >= slots_ && asked_.contains(i)) {
+        EXPECT_GE(asked_.at(i), find("admit", i - slots_)->end_ns) << "R3 " << i;
+        EXPECT_GE(asked_.at(i), find("gather", i - slots_ + depth_)->end_ns) << "R3 " << i;
+      }
+      if (is_restore) continue;
+      if (ordinal >= LoaderBuffers::kOutputs) {
+        EXPECT_GE(gather.begin_ns, released_[static_cast<size_t>(ordinal - LoaderBuffers::kOutputs)]) << "R4 " << i;
+      }
+      const base::Span& train = *find("train", i);
+      EXPECT_GE(train.begin_ns, std::max(gather.end_ns, last_train)) << "R5 " << i;
+      last_train = train.end_ns;
+      ++ordinal;
+    }
+    EXPECT_EQ(ordinal, std::ssize(released_));
+  }
+  double lane_s(const std::string& lane) const { return static_cast<double>(lanes_.at(lane)) * 1e-9; }
+  int64_t lane_bytes(const std::string& lane) const { return bytes_.at(lane); }
+
+ private:
+  const base::Span* find(const char* part, int64_t item) const {
+    for (const char* prefix : {"", "restore_"})
+      if (const auto found = spans_.find(base::format("{}{}[{}]", prefix, part, item)); found != spans_.end())
+        return &found->second;
+    return nullptr;
+  }
+  const std::map<int64_t, int64_t>& asked_;
+  const std::vector<int64_t>& released_;
+  int64_t depth_, slots_, items_ = 0;
+  std::map<std::string, base::Span> spans_;
+  std::map<std::string, int64_t> lanes_, bytes_;
+};
+
 TEST(Loader, HoldsUnderDelaysOfAnyStage) {
+  const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); };
   std::atomic<uint64_t> draw = 1;
+  std::map<int64_t, int64_t> asked;
   LoaderOptions options;
   options.io.engine = "pread";
   options.before = [&](Stage stage, int64_t item) {
+    if (stage == Stage::read) asked.emplace(item, now());
     const uint64_t word = draw.fetch_add(0x9E3779B97F4A7C15ull) ^ static_cast<uint64_t>(item) * 31;
     if ((word >> 13) % 5 == static_cast<uint64_t>(stage))
       std::this_thread::sleep_for(std::chrono::microseconds(word % 400));
   };
-  for (const char* name : {"segments", "disk"}) {
+  for (const char* name : {"segments", "disk", "fixed"}) {
     const ArtefactTrace trace = trace_of(name);
     const auto loader = open(name, options);
     for (int64_t epoch = 0; epoch < 2; ++epoch) {
+      asked.clear();
       loader->start(epoch).or_throw();
-      EXPECT_EQ(std::ssize(run(loader.get(), trace.trace())), loader->plan().num_batches());
+      std::vector<int64_t> released;
+      while (true) {
+        const auto batch = loader->next();
+        ASSERT_TRUE(batch.ok()) << batch.status().message();
+        if (!batch->has_value()) break;
+        check_loaded(**batch, trace.trace());
+        if (std::ssize(released) % 3 == 1) std::this_thread::sleep_for(std::chrono::microseconds(300));
+        released.push_back(now());
+        loader->release();
+      }
+      ASSERT_EQ(std::ssize(released), loader->plan().num_batches());
+      const StageTimes times(*loader, asked, released);
+      times.expect_rules();
+      ASSERT_FALSE(HasFailure()) << name << " " << epoch;
+      const LoaderStats stats = loader->stats();
+      EXPECT_NEAR(times.lane_s("check"), stats.verify_s, 1e-6);
+      EXPECT_NEAR(times.lane_s("disk"), stats.read_s, 1e-6);
+      EXPECT_NEAR(times.lane_s("gather"), stats.gather_s, 1e-3);
+      EXPECT_EQ(times.lane_bytes("disk"), stats.bytes_read);
+      EXPECT_EQ(times.lane_bytes("gather"), trace_rows(trace) * loader->plan().row_bytes);
+      EXPECT_EQ(times.lane_bytes("admit"), stats.admitted * loader->plan().row_bytes);
     }
   }
 }
