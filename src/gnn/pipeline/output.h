@@ -12,9 +12,9 @@ namespace overlace::gnn {
 
 inline constexpr int64_t kOutputAlignment = 256;  // of each array
 
-/// Rows of a CPU cache below this size are gathered by CPUs and copied: a GPU's threads read some 60 million rows a
-/// second of pinned memory, whatever their size (docs/design/diskgnn.md).
-inline constexpr int64_t kFarRowBytes = 512;
+/// Rows of a CPU cache below this size are gathered by CPUs and copied; a device reads larger ones itself, at nine
+/// tenths of the link's rate from 128 B on, at 63 % of it at 64 B (docs/lab/pinned-rows.md).
+inline constexpr int64_t kFarRowBytes = 128;
 
 /// Arrays of a batch, in bytes behind its rows. A device gets all of them by one copy, and what its gather needs with
 /// them.
