@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -52,20 +53,27 @@ def loss_of(model: torch.nn.Module, batch: gnn.Batch) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(batch), batch.y)
 
 
-def train_rank(path: str, rank: int, meeting: str) -> list[float]:
+def train_rank(path: str, rank: int, meeting: str, how: str) -> list[float]:
     """One rank of a data-parallel training: the mean loss of each step."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
-    losses = losses_of_rank(path, rank)
+    losses = losses_of_rank(path, rank, how)
     gc.collect()  # the model holds the group: as the last one it may wait for ever
     torch.distributed.destroy_process_group()
     return losses
 
 
-def losses_of_rank(path: str, rank: int) -> list[float]:
+def losses_of_rank(path: str, rank: int, how: str) -> list[float]:
     losses = []
-    with gnn.PackedLoader(path, packs="fixed", rank=rank, ranks=RANKS) as loader:
-        model = torch.nn.parallel.DistributedDataParallel(model_of(loader))
+    with gnn.PackedLoader(path, packs="fixed", rank=rank, ranks=RANKS) as loader, contextlib.ExitStack() as stack:
+        model = model_of(loader)
+        if how == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        if how == "co2":  # rounds of a step that are waited for: data-parallel training
+            world = torch.distributed.group.WORLD
+            optimizer = overlace.optim.CO2(model, optimizer, outer_group=world, tau=1, rule="local_sgd")
+            stack.callback(optimizer.close)
+            stack.callback(optimizer.flush)
         for _ in range(TRAINED):
             for batch in loader:
                 loss = loss_of(model, batch)
@@ -113,8 +121,9 @@ def said_by(ranks: list[subprocess.Popen], timeout_s: float) -> list[tuple[str, 
     return said
 
 
-def test_two_ranks_train_as_one_process(run: gnn.Artefact, tmp_path: Path) -> None:
-    words = [sys.executable, __file__, str(run.path), str(tmp_path / "meeting")]
+@pytest.mark.parametrize("how", ["ddp", "co2"])
+def test_two_ranks_train_as_one_process(run: gnn.Artefact, tmp_path: Path, how: str) -> None:
+    words = [sys.executable, __file__, str(run.path), how, str(tmp_path / "meeting")]
     # NOTE: threads of two ranks on two cores wait for each other by spinning, beside other work for minutes.
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [started([*words, str(rank)], env) for rank in range(RANKS)]
@@ -240,5 +249,5 @@ def test_what_does_not_fit_is_refused(dataset: gnn.Dataset, run: gnn.Artefact) -
 
 
 if __name__ == "__main__":
-    path, meeting, rank = sys.argv[1:]
-    print(json.dumps(train_rank(path, int(rank), meeting)))
+    path, how, meeting, rank = sys.argv[1:]
+    print(json.dumps(train_rank(path, int(rank), meeting, how)))

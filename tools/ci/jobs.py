@@ -366,6 +366,7 @@ def job_python() -> Cases:
 
 # How often packers are killed, at how many changes of a file the disk is full, how many requests a bad disk gets.
 GNN_DISKS = {"OVERLACE_TEST_KILLS": "1000", "OVERLACE_TEST_FULL_DISKS": "all", "OVERLACE_TEST_FAULTY_READS": "1000000"}
+GNN_DISKS |= {"OVERLACE_TEST_CHAINS": "500"}
 
 
 def job_gnn_large() -> Cases:
