@@ -39,6 +39,12 @@ def cases_of(rows: Sequence[dict]) -> Cases:
     return out
 
 
+def absent_section(cases: Cases) -> list[str]:
+    """Competitors that were asked for and not run."""
+    rows = cases.get("absent", {})
+    return ["## Absent", "", *(f"- `{name}`: {row['reason']}." for name, row in rows.items()), ""] if rows else []
+
+
 def gigabytes(count: int) -> str:
     return f"{count / 1e9:.3f}"
 
@@ -338,7 +344,8 @@ def page(rows: list[dict], of_gpu: Sequence[dict] = (), of_figures: Sequence[dic
     first = next(iter(cases["epoch"].values()))
     machine = first["machine"]
     rates = cases["disk"]["disk"]["storage"]["read_GBps"]
-    timed = [group for name, group in cases.items() if not name.startswith(("accuracy_", "packages_", "chain"))]
+    others = ("absent", "accuracy_", "packages_", "chain")
+    timed = [group for name, group in cases.items() if not name.startswith(others)]
     commits = ", ".join(sorted({row["git"] for group in timed for row in group.values()}))
     load = f"{machine['load']:.1f}"
     head = [
@@ -364,6 +371,7 @@ def page(rows: list[dict], of_gpu: Sequence[dict] = (), of_figures: Sequence[dic
         " in pages in the same directory in the same run."
     )
     body = [
+        *absent_section(cases),
         *bytes_section(cases),
         *like_section(cases),
         *counted_section(cases["counted"]),

@@ -43,7 +43,7 @@ from overlace.gnn.nn import Model  # noqa: E402
 
 PAGE = systems.PAGE
 GPU_SHARE = 0.4  # of the cached rows: what a GPU would hold; they do not change
-CASES = ("bytes", "counted", "disk", "rows", "epoch", "slow", "trained", "overlap", "played", "like")
+CASES = ("bytes", "counted", "disk", "rows", "epoch", "slow", "trained", "overlap", "played", "like", "absent")
 LIKE = ("papers", "mag", "friendster", "igb")  # whose skew of accesses is played
 LIKE_SEEDS, LIKE_BATCHES = 0.15, 600  # share of the vertices, and batches of a training epoch there
 WAYS = {"static_packs": ("static", "shuffle"), "overlace": ("belady", "fixed")}
@@ -153,6 +153,8 @@ class Records:
 
 def describe(fields: dict) -> str:
     parts = [f"{key} {fields[key]}" for key in ("feature_bytes", "bytes_read", "kernel_bytes") if key in fields]
+    if "reason" in fields:
+        parts.append(f"{fields['status']}: {fields['reason']}")
     if "accuracy" in fields:
         parts.append(", ".join(f"{100 * share:.2f} %" for share in fields["accuracy"]["samples"]))
     if "time_us" in fields:
@@ -451,6 +453,12 @@ def time_ways(records: Records, work: Work, ways: Ways, wanted: list[str]) -> No
 
 
 def measure(records: Records, options: argparse.Namespace, directory: Path) -> None:
+    wanted = options.cases.split(",")
+    if "absent" in wanted:
+        for name, reason in systems.absent().items():
+            records.add("absent", "a training epoch", name, status="absent", reason=reason)
+    if wanted == ["absent"]:
+        return
     dataset = gnn.generate(directory / "g", num_vertices=options.vertices, dim=options.dim, seed=options.seed)
     fanouts = [int(word) for word in options.fanouts.split(",")]
     sampler = gnn.OfflineSampler(dataset, fanouts, batch_size=options.batch_size, replace=True, seed=options.seed)
@@ -460,7 +468,6 @@ def measure(records: Records, options: argparse.Namespace, directory: Path) -> N
         command("pack", str(run.path), *words, "--policy", policy, "--order", order)
     trace = systems.Trace.of(run, "fixed")
     work = Work(options, dataset, trace, torch.from_numpy(np.array(dataset.features)), len(fanouts))
-    wanted = options.cases.split(",")
     if "bytes" in wanted:
         plan_bytes(records, options, run, dataset, trace)
     loaders: dict[str, gnn.PackedLoader] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,20 @@ from overlace import gnn
 
 PAGE = 4096
 READERS = 16
+
+
+def absent() -> dict[str, str]:
+    """Competitors that are not run here, each with the reason."""
+
+    def is_there(*names: str) -> bool:
+        return any(importlib.util.find_spec(name) for name in names)
+
+    neighbor = "PyG's NeighborLoader wants pyg-lib or torch-sparse, and neither is installed"
+    dgl = "DGL is not installed; 2.1.0, the newest on PyPI, wants torch 2.2 or older and has no features on a disk"
+    return {
+        "pyg_neighbor": "this bench does not run it" if is_there("pyg_lib", "torch_sparse") else neighbor,
+        "dgl": "this bench does not run it" if is_there("dgl") else dgl,
+    }
 
 
 def evict(path: Path) -> None:

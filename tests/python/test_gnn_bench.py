@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -194,6 +195,24 @@ def test_the_page_has_every_way_and_the_losses(rows: list[dict]) -> None:
     losses = gen_gnn.page(rows).split("## Where")[1]
     assert "- `bytes_0.2`: more bytes than `lru_packs`." in losses
     assert "- `epoch`: 2.00 times the time of `static_packs`." in losses
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_cannot_run_is_absent_with_its_reason(
+    rows: list[dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    known = importlib.util.find_spec
+    names = {"pyg_lib": "json", "torch_sparse": "json", "dgl": "json"} if there else {"pyg_lib": "no_such_module"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: known(names.get(name, name)))
+    assert ooc.main(["--cases", "absent", "--git", "test", "--out", str(tmp_path / "r.jsonl")]) == 0
+    found = {row["competitor"]: row for row in records.read(tmp_path / "r.jsonl")}
+    assert set(found) == {"pyg_neighbor", "dgl"}
+    assert {row["status"] for row in found.values()} == {"absent"}
+    if there:
+        assert {row["reason"] for row in found.values()} == {"this bench does not run it"}
+    section = gen_gnn.absent_section(gen_gnn.cases_of(rows))
+    assert section[0] == "## Absent" and [line[:4] for line in section[2:4]] == ["- `p", "- `d"]
+    assert not gen_gnn.absent_section({})
 
 
 def test_a_wrong_row_or_a_missing_batch_ends_the_run() -> None:
