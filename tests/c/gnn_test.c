@@ -34,9 +34,7 @@ typedef struct {
   int32_t* indices;
 } graph;
 
-static void free_graph(graph* g) {
-  free(g->features), free(g->labels), free(g->indptr), free(g->indices);
-}
+static void free_graph(graph* g) { free(g->features), free(g->labels), free(g->indptr), free(g->indices); }
 
 static int read_graph(const char* directory, graph* g) {
   g->features = values_of(directory, "features.npy", sizeof(float) * kVertices * kDim);
@@ -137,14 +135,43 @@ static void trains(const char* artefact, const graph* g, const char* packs) {
   CHECK(batches == kEpochs * info.num_batches);
   ovl_gnn_stats stats = OVL_INIT(ovl_gnn_stats);
   EXPECT_OK(ovl_gnn_loader_stats(loader, &stats));
-  CHECK(stats.batches == info.num_batches && stats.ring_rows > 0 && stats.cpu_rows > 0);
+  CHECK(stats.batches == info.num_batches && stats.ring_rows > 0 && stats.cpu_rows > 0 && stats.read_s > 0);
+  INVALID("ovl_gnn_loader_trace: path is null, wanted an address", ovl_gnn_loader_trace(loader, NULL));
+  INVALID("trace file t.txt: wanted a name that ends in .json, .pftrace or .perfetto-trace",
+          ovl_gnn_loader_trace(loader, "t.txt"));
+  if (g != NULL) {
+    char path[512];
+    snprintf(path, sizeof path, "%s.%s.json", artefact, packs);
+    EXPECT_OK(ovl_gnn_loader_trace(loader, path));
+    char begin[2] = {0};
+    FILE* const file = fopen(path, "rb");
+    CHECK(file != NULL && fread(begin, 1, 1, file) == 1 && begin[0] == '{' && fclose(file) == 0);
+  }
   EXPECT_OK(ovl_gnn_loader_close(loader));
+}
+
+/// A dataset is described anew from its arrays alone; what is no import is refused.
+static void imports(const char* dataset) {
+  ovl_gnn_import import = OVL_INIT(ovl_gnn_import);
+  ovl_gnn_imported found = OVL_INIT(ovl_gnn_imported);
+  import.source = dataset;
+  EXPECT_OK(ovl_gnn_import_dataset(&import, &found));
+  CHECK(found.isolated > 0 && found.isolated < kVertices / 10 && found.unlabelled == 0 && found.nan_rows == 0);
+  EXPECT_OK(ovl_gnn_import_dataset(&import, NULL));
+  import.both_directions = 2;
+  INVALID("ovl_gnn_import_dataset: both_directions is 2, wanted 0 to 1", ovl_gnn_import_dataset(&import, NULL));
+  import.both_directions = 0, import.directory = "/nowhere/g", import.layout = "csv";
+  INVALID("import: layout is \"csv\", wanted auto, pyg, igb, or ogb once it is unpacked",
+          ovl_gnn_import_dataset(&import, &found));
+  import.source = NULL;
+  INVALID("ovl_gnn_import_dataset: source is null, wanted an address", ovl_gnn_import_dataset(&import, &found));
 }
 
 static void makes(const char* dataset, const char* artefact) {
   ovl_gnn_generate make = OVL_INIT(ovl_gnn_generate);
   make.directory = dataset, make.num_vertices = kVertices, make.dim = kDim, make.seed = 3, make.threads = 1;
   EXPECT_OK(ovl_gnn_make_dataset(&make));
+  imports(dataset);
   const int32_t fanouts[] = {5, 3};
   ovl_gnn_sample sample = OVL_INIT(ovl_gnn_sample);
   sample.dataset = dataset, sample.artefact = artefact, sample.fanouts = fanouts, sample.num_fanouts = 2;

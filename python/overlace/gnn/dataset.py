@@ -146,6 +146,7 @@ def import_dataset(
         )
     if out is None and is_data:
         raise errors.InvalidArgument("out is None, wanted a directory for what is made of a Data")
+    target = Path(source if out is None else out)
     request = _native.Import(
         source=None if is_data else str(source).encode(),
         directory=None if out is None else str(out).encode(),
@@ -157,19 +158,20 @@ def import_dataset(
         threads=threads,
     )
     if not is_data and (out is None or not (layout == "ogb" or (layout == "auto" and is_ogb(source)))):
-        return _imported(request, progress, Path(source if out is None else out))
-    parent = Path(out).absolute().parent  # as much room as the dataset needs
+        return _imported(request, progress, target)
+    parent = target.absolute().parent  # as much room as the dataset needs
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=parent) as folder:
         if is_data:
-            request.bf16 = int(_saved(source, Path(folder)))
+            request.bf16 |= int(_saved(source, Path(folder)))
         else:
             unpack(source, folder)
         request.source, request.layout = folder.encode(), b"pyg"
         try:
-            return _imported(request, progress, Path(out))
+            return _imported(request, progress, target)
         except errors.InvalidArgument as error:
-            raise errors.InvalidArgument(str(error).replace(f"{folder}/", f"{type(source).__name__}: ")) from None
+            shown = type(source).__name__ if is_data else source
+            raise errors.InvalidArgument(str(error).replace(f"{folder}/", f"{shown}: ")) from None
 
 
 def _imported(request: _native.Import, progress: Callable[[str, float], None] | None, out: Path) -> Dataset:

@@ -511,12 +511,16 @@ base::Trace Epoch::timeline() const {
   base::Trace out;
   out.title = "a training epoch from packs";
   const std::lock_guard lock(mutex_);
+  const auto put = [&](int64_t i, const Shown& shown, const Interval& time, int64_t bytes) {
+    const char* prefix = items_[static_cast<size_t>(i)].number < 0 ? "restore_" : "";
+    out.spans.push_back({static_cast<int>(context_.options.rank), shown.lane,
+                         base::format("{}{}[{}]", prefix, shown.name, i), shown.kind, time.begin_ns, time.end_ns, bytes,
+                         0});
+  };
   const auto show = [&](int64_t i, Part part, const Interval& time) {
-    const Item& item = items_[static_cast<size_t>(i)];
-    const Shown& shown = kShown[static_cast<size_t>(part)];
-    const std::string name = base::format("{}{}[{}]", item.number < 0 ? "restore_" : "", shown.name, i);
-    out.spans.push_back({static_cast<int>(context_.options.rank), shown.lane, name, shown.kind, time.begin_ns,
-                         time.end_ns, bytes_of(item, part), 0});
+    put(i, kShown[static_cast<size_t>(part)], time, bytes_of(items_[static_cast<size_t>(i)], part));
+    // What goes to a device is given with the gather, in no time of its own.
+    if (part == Part::gather) put(i, {"to_gpu", "link", "copy"}, {time.begin_ns, time.begin_ns}, 0);
   };
   for (const Service& read : services()) show(read.item, read.part, read.time);
   for (int64_t i = 0; i < next_read_; ++i)
