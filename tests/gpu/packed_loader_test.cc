@@ -122,6 +122,7 @@ TEST_P(PackedLoaderTest, DeliversTheDatasetToAStreamThatIsBehind) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, PackedLoaderTest,
                          testing::Values(Case{"fixed_narrow", BatchOrder::fixed, CachePolicy::belady, 25, 2, false},
+                                         Case{"fixed_short", BatchOrder::fixed, CachePolicy::belady, 40, 2, false},
                                          Case{"fixed_wide", BatchOrder::fixed, CachePolicy::belady, 160, 2, false},
                                          Case{"fixed_odd", BatchOrder::fixed, CachePolicy::belady, 129, 6, false},
                                          Case{"segments", BatchOrder::segments, CachePolicy::belady, 129, 3, false},

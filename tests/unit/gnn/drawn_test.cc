@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
+#include <filesystem>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "src/gnn/dataset/csc_builder.h"
 #include "src/gnn/pipeline/loader.h"

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <string>
 
 #include "src/base/crc32c.h"
 #include "src/base/file.h"
