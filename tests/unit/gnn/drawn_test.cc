@@ -124,7 +124,7 @@ class DrawnChain {
     request.depth = static_cast<int>(between(1, 6));
     request.page_bytes = one_of<int64_t>({4096, 8192, 65536});
     request.ranks = one_of<int64_t>({1, 1, 2, 3});
-    request.memory_bytes = between(d.features.row_bytes, 2 * d.features.bytes);
+    request.memory_bytes = between(2 * d.features.row_bytes, 2 * d.features.bytes);
     if (below(2) == 0) request.disk_bytes = between(1, 4) * d.features.bytes;
     what_ += base::format(", {} {} of {}, caches of {} and {} bytes, depth {}, pages of {}, {} ranks, {} on disk",
                           name_of(order), name_of(request.policy), request.order.segment_batches, request.gpu_bytes,
