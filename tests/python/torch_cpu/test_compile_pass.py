@@ -7,6 +7,7 @@ compile_ = overlace.compile
 dist = torch.distributed
 fc, c10d = torch.distributed._functional_collectives, torch.ops._c10d_functional
 CALLS = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm"}
+CALLS |= {"ag_gemm_scaled", "gemm_rs_scaled", "gemm_ar_scaled"}
 COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single", "mm", "addmm"}
 
 
@@ -16,8 +17,8 @@ def traced(function, inputs, mode="fake"):
     return make_fx(function, tracing_mode=mode)(*inputs)
 
 
-def skeleton(graph):
-    """The operators and collectives of a graph, in order, with where their operands come from."""
+def skeleton(graph, more=frozenset()):
+    """The operators and collectives of a graph, and those named in `more`, with where their operands come from."""
     number = {}
 
     def source(x):
@@ -28,7 +29,7 @@ def skeleton(graph):
     lines = []
     for node in graph.nodes:
         name = str(node.target).split(".")[-2] if "." in str(node.target) else ""
-        if node.op != "call_function" or name not in CALLS | COLLECTIVES:
+        if node.op != "call_function" or name not in CALLS | COLLECTIVES | more:
             continue
         number[node] = f"%{len(number)}"
         operands = [source(x) for x in node.all_input_nodes]
