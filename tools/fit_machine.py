@@ -22,6 +22,7 @@ from pathlib import Path
 
 PARTS = ("compute", "comm", "limit")  # measured beside schedules, no schedules themselves
 CHANCE = 0.03  # share of a prediction
+LEAST_US = 0.3
 LEAST_GAIN = 1e-3  # share of the loss: less moves no number, so that a file that was fitted stays what it is
 SHAPE = ("op", "ranks", "m", "n", "k", "activation", "replayed")  # what rows share that are measured against each other
 TILE_COLS = (64, 96, 128, 160, 192, 256)  # of the library's GEMMs; with 224 the records are met less well
@@ -36,12 +37,15 @@ PARAMETERS = [
     ("gemm/start_us", 0.5, 8.0),
     ("latency/launch_us", 0.3, 6.0),
     ("latency/event_us", 0.5, 12.0),
+    ("latency/flag_us", 0.2, 3.0),
     ("latency/wait_us", 0.5, 10.0),
     ("latency/signal_us", 0.3, 8.0),
     ("latency/call_us", 0.3, 10.0),
     ("latency/host_call_us", 1.0, 60.0),
     ("latency/host_kernel_us", 1.0, 15.0),
     ("latency/host_copy_us", 1.0, 15.0),
+    ("latency/host_lanes_us", 0.3, 40.0),
+    ("latency/host_collective_us", 5.0, 40.0),
     ("copy/post_us", 0.3, 10.0),
     ("copy/trigger_us", 3.0, 7.4),
     ("copy/local_GBps", 400.0, 3000.0),
@@ -84,7 +88,7 @@ def start_of(path: str, machine: dict) -> float:
             if [c["slowed"], c["by"]] == rest:
                 return c["factor"][0]
         return 1.0  # files leave these out
-    return machine[first][rest[0]][0]
+    return machine[first].get(rest[0], [LEAST_US])[0]  # files leave out what is 0
 
 
 def with_values(machine: dict, values: dict[str, float]) -> dict:

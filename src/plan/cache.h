@@ -12,7 +12,7 @@
 namespace overlace::plan {
 
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
-inline constexpr int kPlanVersion = 18;
+inline constexpr int kPlanVersion = 19;
 
 /// A line of a Cache that comes with the library, for a shipped machine. Generated from machine/*.plans.jsonl, which
 /// `overlace tune` wrote there.
