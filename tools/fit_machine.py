@@ -22,7 +22,6 @@ from pathlib import Path
 
 PARTS = ("compute", "comm", "limit")  # measured beside schedules, no schedules themselves
 CHANCE = 0.03  # share of a prediction
-LEAST_US = 0.3
 LEAST_GAIN = 1e-3  # share of the loss: less moves no number, so that a file that was fitted stays what it is
 SHAPE = ("op", "ranks", "m", "n", "k", "activation", "replayed")  # what rows share that are measured against each other
 TILE_COLS = (64, 96, 128, 160, 192, 256)  # of the library's GEMMs; with 224 the records are met less well
@@ -88,7 +87,13 @@ def start_of(path: str, machine: dict) -> float:
             if [c["slowed"], c["by"]] == rest:
                 return c["factor"][0]
         return 1.0  # files leave these out
-    return machine[first].get(rest[0], [LEAST_US])[0]  # files leave out what is 0
+    return machine[first][rest[0]][0]
+
+
+def starts(machine: dict) -> dict[str, float]:
+    """Where a fit of a file begins. What lanes cost the host is fitted where the file says something of it."""
+    silent = {"latency/host_lanes_us"} if "host_lanes_us" not in machine["latency"] else set()
+    return {path: start_of(path, machine) for path, _, _ in PARAMETERS if path not in silent}
 
 
 def with_values(machine: dict, values: dict[str, float]) -> dict:
@@ -103,7 +108,7 @@ def with_values(machine: dict, values: dict[str, float]) -> dict:
                 point[1] = float(f"{point[1] * value:.4g}")
         elif first == "contention":
             contention[tuple(rest)] = [value, "measured"]
-        elif first != "k_ns":
+        elif first != "k_ns" and out[first].get(rest[0]) != [value, "measured"]:
             out[first][rest[0]] = [value, "measured"]
     if "k_ns/each" in values:
         out["gemm"]["tiles"] = [
@@ -288,7 +293,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     machine = json.loads(options.machine.read_text())
     loss = Loss(options.bench, options.records, machine, options.team, options.calls)
-    values = {path: start_of(path, machine) for path, _, _ in PARAMETERS}
+    values = starts(machine)
     if options.team:
         values = {path: middle(path, least, most) for path, least, most in PARAMETERS}
     guessed = values
