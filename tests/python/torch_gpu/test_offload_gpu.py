@@ -265,3 +265,6 @@ def test_a_model_of_transformers_generates_the_same_tokens(kind):
     with stream_blocks(layers, "cuda"):
         assert torch.equal(model(tokens).logits, wanted)
         assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), texts)
+        # The cache that transformers offloads by layer, beside it.
+        moved = model.generate(tokens, max_new_tokens=12, do_sample=False, cache_implementation="offloaded")
+        assert torch.equal(moved, texts)
