@@ -528,6 +528,19 @@ def test_arguments(x):
     assert hooks(model) == 0
 
 
+def test_tensors_that_are_elsewhere_are_refused_before_anything_moves(x):
+    """As a tensor of the CPU is where a CUDA device was promised."""
+    model, resident = stack(3), stack(3)
+    with stream_blocks(model, "cpu") as stream, torch.no_grad():
+        first = model[0](x)
+        blocks = stream.stats()["blocks"]
+        for call in (lambda: model[1](first.to("meta")), lambda: model[0](x=x.to("meta"))):
+            with pytest.raises(overlace.InvalidArgument, match=r"blocks.\d was given a tensor on meta, wanted cpu"):
+                call()
+        assert stream.stats()["blocks"] == blocks
+        assert torch.equal(model[2](model[1](first)), resident(x))
+
+
 def test_a_child_is_told_so(x):
     model = stack(3)
     with stream_blocks(model, "cpu"), torch.no_grad():
