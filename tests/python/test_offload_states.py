@@ -112,6 +112,55 @@ def test_a_checkpoint_is_that_of_the_optimizer_and_goes_on(kind):
         assert differing(resumed, theirs) == [] and differing(plain, theirs) == []
 
 
+@pytest.mark.parametrize("kind", ["adamw", "adamw_amsgrad_foreach", "sgd_momentum", "sgd"])
+@pytest.mark.parametrize("bucket", [1, "1KiB"])
+def test_copies_in_fp32_step_in_place_of_16_bit_parameters(kind, bucket):
+    ours, theirs, resumed = made(kind), made(kind), made(kind)
+    for model, _ in (ours, theirs, resumed):
+        model.to(torch.bfloat16)
+    by_hand = {p: nn.Parameter(p.detach().float()) for p in theirs[0].parameters()}
+    for group in theirs[1].param_groups:
+        group["params"] = [by_hand[p] for p in group["params"]]
+
+    def pass_of(model: Model, step: int) -> None:
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(step)).bfloat16()
+        model.zero_grad()
+        model(x, step).backward()
+
+    def differing_from_hand(pair) -> list[str]:
+        out = []
+        for (name, p), q in zip(pair[0].named_parameters(), theirs[0].parameters(), strict=True):
+            states, wanted = pair[1].state[p], theirs[1].state[by_hand[q]]
+            out += [name] if not torch.equal(p, q) or not torch.equal(states["master"], by_hand[q]) else []
+            assert set(states) - {"master"} == set(wanted)
+            out += [f"{name}.{key}" for key, value in wanted.items() if not torch.equal(states[key], value)]
+        return out
+
+    with (
+        StreamedStates(ours[1], bucket_bytes=bucket, masters=True) as streamed,
+        StreamedStates(resumed[1], bucket_bytes=bucket, masters=True) as second,
+    ):
+        for step in range(6):
+            if step == 4:
+                saved = copy.deepcopy((ours[0].state_dict(), ours[1].state_dict()))
+                resumed[0].load_state_dict(saved[0])
+                resumed[1].load_state_dict(saved[1])
+            for model, stepper in ((ours[0], streamed), (resumed[0], second))[: 1 + (step >= 4)]:
+                pass_of(model, step)
+                stepper.step()
+            pass_of(theirs[0], step)
+            with torch.no_grad():
+                for p, master in by_hand.items():
+                    master.grad = p.grad.float() if p.grad is not None else None
+                theirs[1].step()
+                for p, master in by_hand.items():
+                    p.copy_(master)
+        streamed.synchronize()
+        second.synchronize()
+        assert differing_from_hand(ours) == [] and differing_from_hand(resumed) == []
+        assert streamed.stats()["resting_bytes"] >= 4 * sum(p.numel() for p in ours[0].parameters() if p.dim() > 0)
+
+
 class SlowLane:
     """Copies run when an event behind them is awaited, not before."""
 

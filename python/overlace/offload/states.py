@@ -14,6 +14,7 @@ from overlace.offload._ring import CudaLane, Lane
 
 _ALIGNMENT = 256  # of tensors in slots, as allocators of CUDA align
 _STEP = "step"  # a counter, which stays where it is
+_MASTER = "master"  # the fp32 copy of a parameter
 #: Those that treat each parameter by itself, so that they may step a part of them.
 _KNOWN = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
@@ -73,10 +74,19 @@ class StreamedStates:
     optimizer: one of torch.optim that treats each parameter by itself; it keeps its parameters, groups, learning rates,
     `state_dict` and `load_state_dict`, and has the bits of one whose states stay. Its own step() must not be called.
     bucket_bytes: of parameters; a larger one is a bucket by itself. slots: buckets on the device at a time, 2 or more.
+    masters: an fp32 copy of each 16-bit parameter steps in its place, with its gradient in fp32, and the parameter is
+    that copy rounded. It streams with the states, which are fp32 then, and is their entry "master".
     Used by one thread. close() gives the states back to the device, and so does leaving a `with`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, bucket_bytes: int | str = "64MiB", slots: int = 2) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        bucket_bytes: int | str = "64MiB",
+        slots: int = 2,
+        masters: bool = False,
+    ) -> None:
         if type(optimizer).__name__ not in _KNOWN or type(optimizer).__module__.split(".")[0] != "torch":
             text = f"StreamedStates: optimizer is {type(optimizer).__name__}"
             raise errors.Unsupported(f"{text}, wanted one of torch.optim: {', '.join(_KNOWN)}")
@@ -85,7 +95,7 @@ class StreamedStates:
         size = _native.size("bucket_bytes", bucket_bytes)
         if size < 1:
             raise errors.InvalidArgument(f"StreamedStates: bucket_bytes is {bucket_bytes}, wanted 1 or more")
-        self._optimizer, self._bucket_bytes, self._slots = optimizer, size, slots
+        self._optimizer, self._bucket_bytes, self._slots, self._masters = optimizer, size, slots, masters
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for p in parameters:
             if type(p) not in (torch.Tensor, torch.nn.Parameter) or p.layout != torch.strided:
@@ -102,9 +112,24 @@ class StreamedStates:
         self._make_buckets()
         self._hooks = [
             optimizer.register_state_dict_pre_hook(lambda _: self.synchronize()),
-            optimizer.register_load_state_dict_pre_hook(lambda _, __: self.synchronize()),
-            optimizer.register_load_state_dict_post_hook(lambda _: self._make_buckets()),
+            optimizer.register_load_state_dict_pre_hook(lambda _, saved: self._begin_load(saved)),
+            optimizer.register_load_state_dict_post_hook(lambda _: self._end_load()),
         ]
+
+    def _begin_load(self, saved: dict[str, Any]) -> None:
+        self.synchronize()
+        self._loading = saved
+
+    def _end_load(self) -> None:
+        """The optimizer gives all states the type of their parameter."""
+        saved, of = self.__dict__.pop("_loading"), self._optimizer.state
+        numbers = [number for group in saved["param_groups"] for number in group["params"]]
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for number, p in zip(numbers, parameters, strict=True):
+            for key, value in saved["state"].get(number, {}).items() if self._masters else ():
+                if isinstance(value, torch.Tensor) and value.dtype != of[p][key].dtype:
+                    of[p][key] = value.to(self._device)
+        self._make_buckets()
 
     def _make_buckets(self) -> None:
         self._buckets: list[_Bucket] = []
@@ -176,11 +201,16 @@ class StreamedStates:
         for state in bucket.states:
             of[state.parameter][state.key] = self._view(state, slot)
         groups = self._optimizer.param_groups
-        self._optimizer.param_groups = [{**bucket.group, "params": bucket.parameters}]
+        stepping = [self._stepping(p) for p in bucket.parameters]
+        self._optimizer.param_groups = [{**bucket.group, "params": stepping}]
         try:
             type(self._optimizer).step(self._optimizer)
         finally:
             self._optimizer.param_groups = groups
+            for p, copy in zip(bucket.parameters, stepping, strict=True):
+                if copy is not p:
+                    of[p] = {**of.pop(copy), _MASTER: copy.detach()}
+                    p.copy_(copy)
             self._out.copy_after(self._into.used())
             for state in bucket.states:
                 self._out.copy(state.rest, of[state.parameter][state.key])
@@ -189,6 +219,17 @@ class StreamedStates:
         self._counted["buckets"] += 1
         self._counted["bytes"] += sum(state.rest.nbytes for state in bucket.states)
         return self._take_new(bucket)
+
+    def _stepping(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The parameter, or its copy with its gradient and its states."""
+        if not self._masters or parameter.grad is None or parameter.dtype not in (torch.bfloat16, torch.float16):
+            return parameter
+        states = dict(self._optimizer.state.get(parameter, {}))
+        master = states.pop(_MASTER, None)
+        copy = parameter.detach().float() if master is None else master.detach()
+        copy.grad = parameter.grad.float()
+        self._optimizer.state[copy] = states
+        return copy
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
