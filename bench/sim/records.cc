@@ -116,9 +116,14 @@ base::Status add_plan(const std::string& where, const Json& line, Found& found) 
   std::string dtype, out_dtype, layout, bias, has_a, activation;
   key >> op.op >> op.m >> op.n >> op.k >> op.ranks >> dtype >> out_dtype >> layout >> bias >> has_a >> activation;
   if (!key || !spec::is_operator(op.op)) return base::error(Errc::corrupt, "{}: wanted a line of plans", where);
-  const bool is_plain = dtype == dtype_name(DType::bf16) && activation == spec::name_of(spec::Activation::none);
+  const bool is_plain = dtype == dtype_name(DType::bf16) && out_dtype == dtype && layout == "nk" && bias == "false" &&
+                        has_a == "false" && activation == spec::name_of(spec::Activation::none);
   if (!is_plain || text(line.find("tier")) != plan::to_string(plan::Tier::probe)) return {};
-  for (const Json& other : line.find("others")->as_array()) {
+  const Json* others = line.find("others");
+  if (others == nullptr || !others->is_array()) return base::error(Errc::corrupt, "{}: wanted a line of plans", where);
+  for (const Json& other : others->as_array()) {
+    if (!other.is_array() || other.as_array().size() != 5 || !other.as_array()[0].is_string())
+      return base::error(Errc::corrupt, "{}: wanted a line of plans", where);
     const Json::Array& cells = other.as_array();  // family, degree, us, lo_us, hi_us
     Measured m = of_all;
     m.family = cells[0].as_string();

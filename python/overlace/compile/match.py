@@ -69,6 +69,16 @@ def check_dtypes(dtype: torch.dtype, nodes: Iterable[Node]) -> None:
             raise Left(f"the dtypes of a product differ: {node.meta['val'].dtype} and {dtype}")
 
 
+def check_bias(bias: Node | None) -> None:
+    """Operators add a vector without gaps."""
+    if bias is None:
+        return
+    if len(shape_of(bias)) != 1:
+        raise Left("what is added to the product is no vector")
+    if not bias.meta["val"].is_contiguous():
+        raise Left("what is added to the product has gaps between its elements")
+
+
 def same(a: Any, b: Any) -> bool:
     return statically_known_true(a == b)
 

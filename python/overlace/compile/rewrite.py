@@ -40,6 +40,7 @@ from overlace.compile.match import (
     args_of,
     aten,
     c10d,
+    check_bias,
     check_dtypes,
     consumers_of,
     end_of_gather,
@@ -103,7 +104,7 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
         c10d.all_to_all_single.default: rewriter.exchange,
     }
     found, left = {}, set()
-    for node in sorted(collectives, key=lambda node: node.meta["val"].dtype != FP8):  # before their scales are seen
+    for node in sorted(collectives, key=lambda node: not _gathers_fp8(node)):  # before their scales
         name, group = node.name, args_of(node)[-1]
         try:
             if node.target in NOT_YET:
@@ -117,6 +118,10 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
     return [found[node] for node in collectives]
 
 
+def _gathers_fp8(node: Node) -> bool:
+    return getattr(node.meta["val"], "dtype", None) == FP8  # of coalesced collectives it is a list
+
+
 def _is_pure(node: Node) -> bool:
     return node.target in _PURE or not node.is_impure()  # the latter takes long
 
@@ -124,8 +129,6 @@ def _is_pure(node: Node) -> bool:
 class Rewriter:
     def __init__(self, graph: Graph, rules: Rules) -> None:
         self.graph, self.rules = graph, rules
-        # Where a node stands; new ones lie between their neighbours.
-        self.position: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
         self.nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self.taken: dict[Node, tuple[str, str]] = {}  # collectives that became a part of another's operator
         self.last: Node = next(iter(graph.nodes))  # new nodes come behind it
@@ -136,7 +139,7 @@ class Rewriter:
         stack = [collective]
         while stack:
             first: dict[str, Node] = {}
-            for user in sorted(stack.pop().users, key=self.position.__getitem__):
+            for user in sorted(stack.pop().users):
                 if user.target not in _MERGED:
                     continue
                 same_as = first.setdefault(f"{user.target} {args_of(user)} {user.kwargs}", user)
@@ -158,7 +161,6 @@ class Rewriter:
         node.meta["val"] = val
         if self.like is not None and "stack_trace" in self.like.meta:
             node.meta["stack_trace"] = self.like.meta["stack_trace"]
-        self.position[node] = math.floor(self.position[self.last]) + 0.5
         self.last = node
         return node
 
@@ -224,7 +226,7 @@ class Rewriter:
         def visit(node: Node) -> None:
             if node in not_there:
                 raise Left("its other operand depends on the collective")
-            if node in seen or self.position[node] <= self.position[behind]:
+            if node in seen or node <= behind:
                 return
             seen.add(node)
             is_plain = node.op in ("call_function", "get_attr") and _is_pure(node)
@@ -243,21 +245,24 @@ class Rewriter:
         self.last, self.like = behind, like
         for node in order:
             self.last.append(node)
-            self.position[node] = math.floor(self.position[behind]) + 0.5
             self.last = node
 
     def before_first(self, consumers: Consumers, collective: Node, full: Node) -> tuple[Node, set[Node]]:
         """Behind which node the call comes that gives what consumers take, so that most operands are there by then; and
         what is not there yet."""
         kept = [user for user in collective.users if user.target is not WAIT]
-        first = min((*consumers.nodes(), *kept), key=self.position.__getitem__)
-        return first.prev, {full, *consumers.views}
+        first = min((*consumers.nodes(), *kept), default=None)
+        return (full if first is None else first.prev), {full, *consumers.views}
 
     def move_views(self, consumers: Consumers) -> None:
-        """Views of what was gathered come behind the call that gives it."""
-        for view in sorted((v for v in consumers.views if not v._erased), key=self.position.__getitem__):
+        """Views of what was gathered that stand before the call which gives it come behind that; without users they
+        go."""
+        views = sorted(view for view in consumers.views if not view._erased)
+        for view in reversed(views):
+            if not view.users:
+                self.graph.erase_node(view)
+        for view in [view for view in views if not view._erased and view < self.last]:
             self.last.append(view)
-            self.position[view] = math.floor(self.position[self.last]) + 0.5
             self.last = view
 
     # ---- all-gather ----
@@ -309,12 +314,11 @@ class Rewriter:
     ) -> tuple[list[Product], list[Node], str]:
         """The products that can be part of one call, what must be computed earlier for them, why not the others."""
         products, order, why = [], [], ""
-        for product in sorted(consumers.products, key=lambda p: self.position[p.node]):
+        for product in sorted(consumers.products, key=lambda p: p.node):
             operands = [product.b] if product.bias is None else [product.b, product.bias]
             try:
                 check_dtypes(dtype, (product.node, *operands))
-                if product.bias is not None and len(shape_of(product.bias)) != 1:
-                    raise Left("what is added to the product is no vector")
+                check_bias(product.bias)
                 order += [n for n in self.moved(operands, behind, not_there) if n not in order]
                 products.append(product)
             except Left as left:
@@ -374,7 +378,7 @@ class Rewriter:
         shard, _, name = args_of(collective)
         dtype = full.meta["val"].dtype
         nodes = [node for node, *_ in consumers.sums]
-        first = min(nodes, key=self.position.__getitem__)
+        first = min(nodes)
         factors = [factor for _, factor, _ in consumers.sums]
         check_dtypes(dtype, factors)
         rows, k = math.prod(hint(size) for size in shape_of(full)[:-1]), hint(shape_of(full)[-1])
@@ -489,9 +493,10 @@ class Rewriter:
         dtype, name = args_of(collective)[0].meta["val"].dtype, args_of(collective)[-1]
         biases = [p.bias for p in products if p.bias is not None]
         check_dtypes(dtype, (x for p in products for x in (p.node, p.a)))
-        if len(biases) > 1 or any(len(shape_of(bias)) != 1 for bias in biases):
+        if len(biases) > 1:
             raise Left("what is added to the product is no vector")
         bias = biases[0] if biases else None
+        check_bias(bias)
         op = torch.ops.overlace.gemm_a2a.__name__
         problem = problem_of(op, products, bias is not None)
         reason = self.rules.decide(context, dataclasses.replace(problem, m=problem.m * context.size))
@@ -563,7 +568,7 @@ class Rewriter:
             return None
         is_alike = late_dim == dim and len(shape_of(late_source)) == len(shape_of(source))
         alone = len(other.users) == 1 and len(late.users) == 1 and len(args_of(wait)[0].users) == 1
-        if not (is_alike and alone and self.position[source] < self.position[late_source]):
+        if not (is_alike and alone and source < late_source):
             return None
         user = next(iter(late_source.users))
         self.begin(late_source, [], products[0].node)
@@ -590,4 +595,5 @@ class Rewriter:
         )
         if len(biases) > 1 or not is_part or reduce_op != "sum" or not isinstance(args_of(bias)[0], Node):
             raise Left("each rank adds a vector of its own")
+        check_bias(args_of(bias)[0])
         return args_of(bias)[0]

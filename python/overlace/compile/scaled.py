@@ -21,6 +21,7 @@ from overlace.compile.match import (
     args_of,
     aten,
     c10d,
+    check_bias,
     end_of_gather,
     hint,
     same,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from overlace.context import Context
 
 _MULTIPLE = 16  # elements of a row of fp8
+_RESULTS = {torch.bfloat16, torch.float16, torch.float32}
 
 
 def kind_of_scales(products: Sequence[Product]) -> str:
@@ -46,6 +48,9 @@ def kind_of_scales(products: Sequence[Product]) -> str:
         raise Left(f"K is {k}, and operators of float8_e4m3fn want a multiple of {_MULTIPLE}")
     if not same(product.b.meta["val"].stride(0), 1):
         raise Left("the columns of its weight are not contiguous")
+    if product.node.meta["val"].dtype not in _RESULTS:
+        raise Left(f"its result is {product.node.meta['val'].dtype}")
+    check_bias(product.bias)
     if product.bias is not None and product.bias.meta["val"].dtype != product.node.meta["val"].dtype:
         raise Left("its bias is of another dtype than its result")
     shapes = [tuple(shape_of(scale)) for scale in product.scales]

@@ -163,6 +163,11 @@ def left_alone(group):
             (x, w.contiguous(), one),
             "the columns of its weight are not contiguous",
         ),
+        "result": (
+            lambda x, w, s: mm(gathered(x, 0, group), w, s, s),
+            (x, w, one),
+            "its result is torch.float8_e4m3fn",
+        ),
         "no product": (lambda x: gathered(x, 0, group), (x,), "it gathers torch.float8_e4m3fn"),
     }
     for name, (function, operands, words) in cases.items():
