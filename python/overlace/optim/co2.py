@@ -23,6 +23,7 @@ from overlace.optim._means import (
     check_counts,
     complete_states,
     deadline_of,
+    gather_over,
     mean_over,
     missing_in_some,
     samples_of,
@@ -232,7 +233,7 @@ class CO2:
     def _average_inner(self, _user: int) -> int:
         try:
             parameters = list(self._layout.parameters.values())
-            complete_states(self._stepped(), parameters, self.group)
+            complete_states(self._stepped(), parameters, self.group, self._deadline)
             for p in parameters:
                 state = self._stepped().state.get(p, {})
                 floating = [t for t in state.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
@@ -387,16 +388,13 @@ class CO2:
         number = group * self._layout.shards + shard
         self._call("ovl_co2_trace", c.c_int32(number), c.byref(text))
         texts = self._everybody(text.value)
-        failure = None
-        if number == 0:
-            try:
+
+        def write() -> None:
+            if number == 0:
                 array = (c.c_char_p * len(texts))(*texts)
                 call("ovl_co2_trace_write", array, c.c_uint64(len(texts)), str(path).encode())
-            except Error as error:
-                failure = error
-        (failure, *_) = self._everybody(failure)
-        if failure is not None:
-            raise failure
+
+        _checkpoint.agreed(self._everybody, f"trace to {path}", write)
 
     @property
     def lost_ranks(self) -> list[int]:
@@ -443,9 +441,7 @@ class CO2:
         """What each rank of all groups gives, group by group. Collective."""
 
         def gather(group: dist.ProcessGroup, own: Any) -> list:
-            values: list = [None] * group.size()
-            dist.all_gather_object(values, own, group=group)
-            return values
+            return gather_over(own, group, self._deadline, "what all ranks say")
 
         row = [value] if self.inner_group is None else gather(self.inner_group, value)
         return [one for group in gather(self.group, row) for one in group]
