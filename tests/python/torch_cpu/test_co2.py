@@ -64,6 +64,30 @@ def test_one_step_of_a_round_is_data_parallel_training(transport):
     run_ranks(2, one_step_rounds, transport)
 
 
+def averages_models(group):
+    """Rule local_sgd beside what torch has of it."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    got, stats = train(group, 30, tau=5, rule="local_sgd")
+    model = model_of()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    averager = PeriodicModelAverager(period=5, warmup_steps=4, process_group=group)
+    for step in range(30):
+        inner.zero_grad()
+        backward(model, group.rank(), step)
+        inner.step()
+        averager.average_parameters(model.parameters())
+    assert stats["rounds"] == 6
+    assert (got - flat(model)).abs().max() < 1e-6
+    # Groups were apart in between: an average at every step would be another one.
+    other, _ = train(group, 30, tau=1, rule="local_sgd")
+    assert (got - other).abs().max() > 1e-4
+
+
+def test_local_sgd_is_torchs_model_averaging():
+    run_ranks(2, averages_models)
+
+
 def both_transports(group):
     ends = [train(group, 23, tau=4, gap="adaptive", check_every=1, transport=t)[0] for t in TRANSPORTS]
     assert torch.equal(*ends)  # the sum of two numbers has no order
