@@ -1,6 +1,7 @@
 """overlace.optim.CO2 where a program does what it must not, or what few programs do: nothing trains apart unseen."""
 
 import time
+import warnings
 
 import pytest
 from ranks import overlace, run_ranks, torch
@@ -342,3 +343,81 @@ def scaled(group):
 def test_a_step_that_a_scaler_leaves_out_is_counted():
     first, second = run_ranks(2, scaled)
     assert first == second
+
+
+# ---- what is taken, and said ----
+
+
+def warned(group):
+    def texts(dtype, **options):
+        model = model_of().to(dtype)
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            co2 = overlace.optim.CO2(model, inner, outer_group=group, tau=2, outer_timeout_s=20, **options)
+        assert all(warning.filename == __file__ for warning in told)  # where the program made it
+        return [str(warning.message) for warning in told], model, co2
+
+    # A group that keeps all that it did, and bounds none of it, trains as without CO2.
+    said, model, co2 = texts(torch.float32, keep=1.0, clip=None)
+    plain = model_of()
+    plain_inner = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for step in range(5):
+        co2.zero_grad()
+        loss_of(model, group.rank(), step).backward()
+        co2.step()
+        plain_inner.zero_grad()
+        loss_of(plain, group.rank(), step).backward()
+        plain_inner.step()
+    co2.flush()
+    co2.close()
+    if group.size() == 1:
+        assert (flat(model) - flat(plain)).abs().max() < 1e-6
+    said_of_bf16, _, co2 = texts(torch.bfloat16)
+    co2.close()
+    return said, said_of_bf16
+
+
+def test_one_group_trains_alone_and_low_precision_is_kept_in_fp32_with_a_warning():
+    rounded = "CO2: parameter 0.weight is torch.bfloat16; anchors are float32, and it is rounded from them at each"
+    alone = "CO2: outer_group has one rank, so this group trains alone and nothing is exchanged"
+    ((said, of_bf16),) = run_ranks(1, warned)
+    assert said == [alone]
+    assert of_bf16[0] == alone
+    assert len(of_bf16) == 2  # one for all parameters
+    assert of_bf16[1].startswith(rounded)
+    for said, of_bf16 in run_ranks(2, warned):
+        assert said == []
+        assert len(of_bf16) == 1
+
+
+def where_state_lies(group):
+    """`state` with a GPU that is played: which transport is taken, and whether it takes memory of the GPU."""
+    from overlace.optim import _collective
+
+    asked, gpu = _collective._device_transports, torch.device("cuda", 0)
+    _collective._device_transports = lambda: {"host": True, "nccl": True}
+    try:
+        for state in ("device", "host"):
+            where = group, None, overlace.optim.co2.Co2Options(), gpu, None
+            way = _collective.transport_of("host", *where, is_auto=False, state=state)
+            assert way == ("host", state == "device")
+            assert _collective.transport_of("process_group", *where, is_auto=False, state=state)[1] is False
+        with pytest.raises(overlace.Unsupported, match="state is 'host' with transport 'nccl'; supported"):
+            _collective.transport_of("nccl", *where, is_auto=False, state="host")
+    finally:
+        _collective._device_transports = asked
+    with pytest.raises(overlace.InvalidArgument, match="state is 'disk', wanted one of 'device', 'host'"):
+        start(group, tau=2, state="disk")
+    ends = []
+    for state in ("device", "host"):
+        parts = start(group, tau=2, state=state)
+        go_on(group, parts, range(5))
+        parts[2].flush()
+        parts[2].close()
+        ends.append(flat(parts[0]))
+    assert torch.equal(*ends)  # CPU tensors have no other place
+
+
+def test_the_state_may_lie_on_the_host():
+    run_ranks(2, where_state_lies)
