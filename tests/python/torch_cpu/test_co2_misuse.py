@@ -421,3 +421,60 @@ def where_state_lies(group):
 
 def test_the_state_may_lie_on_the_host():
     run_ranks(2, where_state_lies)
+
+
+class Tied(nn.Module):
+    """One weight at both ends, and a layer that does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.symbols, self.fixed, self.head = nn.Embedding(10, 6), nn.Linear(6, 6), nn.Linear(6, 10, bias=False)
+        self.head.weight = self.symbols.weight
+        self.fixed.requires_grad_(False)
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        return self.head(torch.tanh(self.fixed(self.symbols(x))))
+
+
+def half_of(model: nn.Module, rank: int, step: int, rows: slice) -> "torch.Tensor":
+    x = torch.randint(10, (8,), generator=torch.Generator().manual_seed(1000 * rank + step))
+    with torch.autocast("cpu", torch.bfloat16):
+        return nn.functional.cross_entropy(model(x[rows]).float(), (3 * x[rows] + 1) % 10, reduction="sum") / 8
+
+
+def like_a_loop(group):
+    """Tied and frozen parameters, autocast, no_sync, a scheduler: with one step a round as data parallel training."""
+    model = nn.parallel.DistributedDataParallel(Tied(), process_group=group)
+    model.register_comm_hook(None, overlace.optim.co2_hook)
+    plain, inner = Tied(), torch.optim.SGD(model.parameters(), lr=0.5)
+    plain_inner = torch.optim.SGD(plain.parameters(), lr=0.5)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (inner, plain_inner)]
+    begin, halves = Tied(), (slice(0, 4), slice(4, 8))
+    with overlace.optim.CO2(model, inner, outer_group=group, tau=1, rule="local_sgd", outer_timeout_s=20) as co2:
+        for step in range(20):
+            inner.zero_grad()
+            with model.no_sync():
+                half_of(model, group.rank(), step, halves[0]).backward()
+            half_of(model, group.rank(), step, halves[1]).backward()
+            inner.step()
+            plain_inner.zero_grad()
+            for rank in range(2):
+                for rows in halves:
+                    (half_of(plain, rank, step, rows) / 2).backward()
+            plain_inner.step()
+            for scheduler in schedulers:
+                scheduler.step()
+        co2.flush()
+        assert co2.stats()["bytes"] == 4 * 10 * 6  # once, and nothing of what is frozen
+    own = model.module
+    assert own.head.weight is own.symbols.weight
+    assert torch.equal(own.fixed.weight, begin.fixed.weight)
+    assert (own.head.weight - begin.head.weight).abs().max() > 0.1
+    assert inner.param_groups[0]["lr"] < 0.1
+    # Sums of gradients are rounded in another order, and autocast rounds what follows.
+    assert (flat(model) - flat(plain)).abs().max() < 1e-3
+
+
+def test_tied_and_frozen_parameters_autocast_no_sync_and_schedulers():
+    run_ranks(2, like_a_loop)
