@@ -1,6 +1,9 @@
 """Layers of serving engines in eager mode: where a layer's forward calls `linear` and then its engine's all-reduce or
 reduce-scatter, or the engine's all-gather and then `linear`, one operator of overlace runs in place of both.
 
+A product waits for the very next call of torch alone, which either is the collective or finds it computed; questions
+such as `y.shape` may come in between. What torch does not see, an extension that writes into the input, is not noticed.
+
 It knows the operators that overlace.compile knows (docs/guides/pytorch_programs.md), by their names: no engine is
 imported. Models that an engine compiles take the pass of overlace.compile instead.
 """
