@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from overlace import ops
 from overlace.context import context_of, group_name
@@ -78,7 +78,13 @@ class _Later(torch.Tensor):
 
 
 def _settled(tree: Any) -> Any:
-    return tree_map_only(_Later, _Later.settle, tree)
+    """Faster than torch's pytree; results of other kinds than these hold what settles when it is read."""
+    kind = type(tree)
+    if kind is _Later:
+        return tree.settle()
+    if kind in (tuple, list):
+        return kind(map(_settled, tree))
+    return {key: _settled(value) for key, value in tree.items()} if kind is dict else tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +218,7 @@ def _is_plain(tensor: Any) -> bool:
     return type(tensor) in (torch.Tensor, nn.Parameter)
 
 
+@functools.lru_cache(maxsize=1024)
 def _schema_of(func: Any) -> Any:
     """The schema of an operator that is called by torch.ops; None of all other functions."""
     if isinstance(func, torch._ops.OpOverloadPacket):

@@ -149,6 +149,27 @@ def test_biases_gradients_other_groups_and_what_gains_nothing_stay_the_engines()
     run_ranks(2, what_stays)
 
 
+def compiled(group):
+    """The pass has the layer then, in one graph."""
+    engines.define(group)
+    engines.define.groups[NAME] = group
+    torch._dynamo.reset()
+    x, module = whole(4, 6, 3 + group.rank()), layer("RowParallelLinear", row, whole(5, 6, 4 + group.rank()))
+    with torch.inference_mode():
+        plain = module(x)[0]
+        adapter = enable(module, {NAME: group}, when="always")
+        overlace.compile.report(clear=True)
+        with overlace.compile.enable(group, when="always", names={NAME: group}):
+            compiled = torch.compile(module, backend=overlace.compile.aot_eager, fullgraph=True)
+            assert_same(compiled(x)[0], plain)
+    assert [c.became for c in overlace.compile.report().candidates] == ["gemm_ar"]
+    assert adapter.calls.total() == 0
+
+
+def test_a_layer_that_is_compiled_is_left_to_the_pass():
+    run_ranks(2, compiled)
+
+
 def refused(group):
     model = layer("RowParallelLinear", row, whole(5, 6, 4))
     texts = []
