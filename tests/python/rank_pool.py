@@ -69,7 +69,7 @@ class Pool:
         return [value for _, value in answers]
 
     def end(self) -> list[str]:
-        """Lets the ranks leave; which of them did not in two minutes (a loaded machine), or with another status than 0."""
+        """Lets the ranks leave; which of them did not in two minutes, or with another status than 0."""
         for pipe in self.pipes if not self.has_ended else []:
             with contextlib.suppress(OSError):
                 pipe.send(None)
