@@ -36,12 +36,15 @@ PARAMETERS = [
     ("gemm/start_us", 0.5, 8.0),
     ("latency/launch_us", 0.3, 6.0),
     ("latency/event_us", 0.5, 12.0),
+    ("latency/flag_us", 0.2, 3.0),
     ("latency/wait_us", 0.5, 10.0),
     ("latency/signal_us", 0.3, 8.0),
     ("latency/call_us", 0.3, 10.0),
     ("latency/host_call_us", 1.0, 60.0),
     ("latency/host_kernel_us", 1.0, 15.0),
     ("latency/host_copy_us", 1.0, 15.0),
+    ("latency/host_lanes_us", 0.3, 40.0),
+    ("latency/host_collective_us", 5.0, 40.0),
     ("copy/post_us", 0.3, 10.0),
     ("copy/trigger_us", 3.0, 7.4),
     ("copy/local_GBps", 400.0, 3000.0),
@@ -87,6 +90,12 @@ def start_of(path: str, machine: dict) -> float:
     return machine[first][rest[0]][0]
 
 
+def starts(machine: dict) -> dict[str, float]:
+    """Where a fit of a file begins. What lanes cost the host is fitted where the file says something of it."""
+    silent = {"latency/host_lanes_us"} if "host_lanes_us" not in machine["latency"] else set()
+    return {path: start_of(path, machine) for path, _, _ in PARAMETERS if path not in silent}
+
+
 def with_values(machine: dict, values: dict[str, float]) -> dict:
     """The machine with these numbers."""
     out = json.loads(json.dumps(machine))
@@ -99,7 +108,7 @@ def with_values(machine: dict, values: dict[str, float]) -> dict:
                 point[1] = float(f"{point[1] * value:.4g}")
         elif first == "contention":
             contention[tuple(rest)] = [value, "measured"]
-        elif first != "k_ns":
+        elif first != "k_ns" and out[first].get(rest[0]) != [value, "measured"]:
             out[first][rest[0]] = [value, "measured"]
     if "k_ns/each" in values:
         out["gemm"]["tiles"] = [
@@ -284,7 +293,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     machine = json.loads(options.machine.read_text())
     loss = Loss(options.bench, options.records, machine, options.team, options.calls)
-    values = {path: start_of(path, machine) for path, _, _ in PARAMETERS}
+    values = starts(machine)
     if options.team:
         values = {path: middle(path, least, most) for path, least, most in PARAMETERS}
     guessed = values

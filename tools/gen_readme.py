@@ -157,6 +157,7 @@ def decoder_block() -> str:
         f" {shown['torch_async_tp', 1024]} at 1024. Not compiled, a training step is {eager[0]:.2f} times as fast"
         f" as with NCCL at 8192 tokens and {eager[1]:.2f} times at 1024, where the CPU is the limit."
         f" [All of it](docs/results/block.md). {of_commit(rows + records('block_x2_eager'))}"
+        " In all of these runs NCCL was without NVLink SHARP, PyTorch's too."
     )
     return prose(text)
 

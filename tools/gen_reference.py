@@ -161,7 +161,8 @@ def operators_part(library: Path) -> str:
             f"`{f['name']}`" + (" q" if f["has_degree"] else "") for f in op["families"] if f["purpose"] == "plan"
         ]
         bounds = [f"`{f['name']}`" for f in op["families"] if f["purpose"] != "plan"]
-        lines += ["", f"Ranks need not agree on {op['local']}. Families (q: with a degree): {', '.join(families)}."]
+        own = f"Ranks need not agree on {op['local']}. " if op["local"] else ""
+        lines += ["", f"{own}Families (q: with a degree): {', '.join(families)}."]
         lines += [f"Bounds, which give no result: {', '.join(bounds)}."]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <sstream>
 
 #include "overlace/error.h"
 #include "overlace/operator.h"
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/statistics.h"
+#include "src/plan/decision.h"
 #include "src/plan/recurrence.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/costs.h"
@@ -58,8 +60,8 @@ int64_t tile_cols_of(const Json& record, const spec::OpSpec& op) {
 /// The machine as a graph meets it that was captured.
 spec::Machine without_host(spec::Machine machine) {
   spec::Machine::Latency& latency = machine.latency;
-  for (spec::Figure* one :
-       {&latency.host_call_us, &latency.host_kernel_us, &latency.host_copy_us, &latency.host_collective_us})
+  for (spec::Figure* one : {&latency.host_call_us, &latency.host_kernel_us, &latency.host_copy_us,
+                            &latency.host_collective_us, &latency.host_lanes_us})
     one->value = 0;
   return machine;
 }
@@ -105,13 +107,45 @@ bool is_host_bound(const Json& record) {
                                          [](const Json& flag) { return text(&flag) == "host_bound"; });
 }
 
+/// What `overlace tune` measured of a plain product of bf16: a line of a cache of plans, whose key has operator, M, N,
+/// K, ranks and types in front.
+base::Status add_plan(const std::string& where, const Json& line, Found& found) {
+  std::istringstream key(text(line.find("key")));
+  Measured of_all;
+  spec::OpSpec& op = of_all.op;
+  std::string dtype, out_dtype, layout, bias, has_a, activation;
+  key >> op.op >> op.m >> op.n >> op.k >> op.ranks >> dtype >> out_dtype >> layout >> bias >> has_a >> activation;
+  if (!key || !spec::is_operator(op.op)) return base::error(Errc::corrupt, "{}: wanted a line of plans", where);
+  const bool is_plain = dtype == dtype_name(DType::bf16) && out_dtype == dtype && layout == "nk" && bias == "false" &&
+                        has_a == "false" && activation == spec::name_of(spec::Activation::none);
+  if (!is_plain || text(line.find("tier")) != plan::to_string(plan::Tier::probe)) return {};
+  const Json* others = line.find("others");
+  if (others == nullptr || !others->is_array()) return base::error(Errc::corrupt, "{}: wanted a line of plans", where);
+  for (const Json& other : others->as_array()) {
+    if (!other.is_array() || other.as_array().size() != 5 || !other.as_array()[0].is_string())
+      return base::error(Errc::corrupt, "{}: wanted a line of plans", where);
+    const Json::Array& cells = other.as_array();  // family, degree, us, lo_us, hi_us
+    Measured m = of_all;
+    m.family = cells[0].as_string();
+    m.degree = spec::has_degree(m.family) ? static_cast<int>(cells[1].as_int()) : 1;
+    Json time_us = Json::object();
+    time_us.set("median", cells[2]).set("p10", cells[3]).set("p90", cells[4]);
+    (void)add(found, std::move(m), time_us);
+  }
+  return {};
+}
+
 base::Status add_lines(const std::string& file, const std::string& bytes, Found& found) {
   for (size_t begin = 0, line = 1; begin < bytes.size(); ++line) {
     const size_t end = std::min(bytes.find('\n', begin), bytes.size());
-    const base::Result<Json> record =
-        Json::parse(std::string_view(bytes).substr(begin, end - begin), base::format("{}:{}", file, line));
+    const std::string where = base::format("{}:{}", file, line);
+    const base::Result<Json> record = Json::parse(std::string_view(bytes).substr(begin, end - begin), where);
     begin = end + 1;
     if (!record.ok()) return record.status();
+    if (record->find("overlace_plan") != nullptr) {
+      OVERLACE_TRY(add_plan(where, *record, found));
+      continue;
+    }
     const std::string workload = text(record->find("workload")), schedule = text(record->find("schedule"));
     const Json* median = member(*record, "time_us", "median");
     if (!spec::is_operator(workload)) continue;

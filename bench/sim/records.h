@@ -34,8 +34,9 @@ struct Measured {
 using Problem = std::tuple<std::string, int, int64_t, int64_t, int64_t, spec::Activation, bool>;
 Problem problem_of(const Measured& m);
 
-/// Lines of bench/results/*.jsonl, and bench_fused's *.json; those without a time, and kinds of records that are no
-/// dense operators, are left out. A third of the shapes, chosen by their digest, is held out.
+/// Lines of bench/results/*.jsonl, bench_fused's *.json, and what `overlace tune` measured (machine/*.plans.jsonl);
+/// those without a time, and kinds of records that are no dense operators, are left out. A third of the shapes, chosen
+/// by their digest, is held out.
 base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files);
 
 /// Predicts replayed graphs without the host's time, a tile that the planner would not take by the simulator alone.

@@ -560,7 +560,7 @@ Machine as_priors(Machine machine) {
   prior(o.all_gather_us, o.reduce_scatter_us, o.all_reduce_us, o.all_to_all_us);
   auto& l = machine.latency;
   prior(l.launch_us, l.event_us, l.flag_us, l.wait_us, l.signal_us, l.barrier_us, l.call_us, l.host_kernel_us,
-        l.host_copy_us, l.host_collective_us, l.host_call_us);
+        l.host_copy_us, l.host_collective_us, l.host_call_us, l.host_lanes_us);
   for (spec::Contention& one : machine.contention) prior(one.factor);
   prior(machine.noise.kernel_sigma, machine.noise.start_skew_us);
   return machine;

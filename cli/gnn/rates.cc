@@ -21,7 +21,11 @@ double rate_of(const Json& machine, const char* request_bytes, const std::string
   return rate->as_double();
 }
 
+Json read_machine(const std::string& path) { return Json::parse(base::read_file(path).value(), path).value(); }
+
 }  // namespace
+
+double sequential_GBps(const std::string& path) { return rate_of(read_machine(path), "1048576", path); }
 
 gnn::EpochRates rates_of(const GnnRateWords& words) {
   for (const auto& [option, value] : {std::pair("--compute-ms", words.compute_ms), std::pair("--link", words.link_GBps),
@@ -35,7 +39,7 @@ gnn::EpochRates rates_of(const GnnRateWords& words) {
                         .check_GBps = words.check_GBps,
                         .gather_GBps = words.gather_GBps};
   if (words.machine.empty()) return rates;
-  const Json machine = Json::parse(base::read_file(words.machine).value(), words.machine).value();
+  const Json machine = read_machine(words.machine);
   rates.extent_GBps = rate_of(machine, "1048576", words.machine);
   rates.page_GBps = rate_of(machine, "4096", words.machine);
   return rates;

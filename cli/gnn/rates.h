@@ -13,6 +13,10 @@ struct GnnRateWords {
   double link_GBps = 0, check_GBps = 0, gather_GBps = 0;  // 0: no time
 };
 
+/// GB/s of sequential reads, by what `gnn diskbench --json` wrote. Throws InvalidArgument with the missing field,
+/// IoError.
+double sequential_GBps(const std::string& path);
+
 /// invalid_argument with the option or the field of the file.
 gnn::EpochRates rates_of(const GnnRateWords& words);
 

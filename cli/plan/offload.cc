@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/gnn/rates.h"
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "overlace/machine.h"
@@ -15,6 +16,7 @@ namespace {
 using base::Json;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr double kDiskGbps = 1.7;
 constexpr int64_t kMaxTokens = 1 << 24, kMaxOffloadRanks = 1024;
 
 int64_t checked(const char* option, int64_t value, int64_t high) {
@@ -108,7 +110,11 @@ PlannedOffload planned_offload(const PlanOffloadWords& words) {
   const double tflops = words.tflops != 0 ? words.tflops : machine.gemm.sustained_TFLOPs.value;
   out.rates.flops_per_s = checked_rate("--tflops", tflops, 1e12);
   out.rates.host_bytes_per_s = checked_rate("--host-gbps", words.host_gbps, 1e9);
-  out.rates.disk_bytes_per_s = checked_rate("--disk-gbps", words.disk_gbps, 1e9);
+  if (words.disk_gbps && !words.storage.empty())
+    base::invalid_argument("--storage is {} and --disk-gbps is {}, wanted one of both", words.storage, *words.disk_gbps)
+        .or_throw();
+  const double disk_gbps = words.storage.empty() ? words.disk_gbps.value_or(kDiskGbps) : sequential_GBps(words.storage);
+  out.rates.disk_bytes_per_s = checked_rate(words.storage.empty() ? "--disk-gbps" : "--storage", disk_gbps, 1e9);
   const int64_t host_bytes = parse_size("--host-memory", words.host_memory, true);
   const auto plan = model::plan_offload(*loaded, out.problem, out.ranks, host_bytes, out.rates);
   if (!plan.ok())

@@ -14,11 +14,12 @@ namespace overlace::cli {
 
 struct PlanOffloadWords {
   std::string config = "Llama-3.1-8B", dtype = "bf16", machine = "h200x4";
-  std::string device_memory, host_memory = "0", json;
+  std::string device_memory, host_memory = "0", storage, json;  // storage: FILE of `gnn diskbench --json`
   std::optional<int64_t> layers, tokens, sequence_length;
   int64_t ranks = 1;
   // 0: the machine's sustained rate; what was seen from pinned memory of one H200's host, and from its disk.
-  double tflops = 0, host_gbps = 55, disk_gbps = 1.7;
+  double tflops = 0, host_gbps = 55;
+  std::optional<double> disk_gbps;  // none: by `storage`, else 1.7
 };
 
 /// What the words say, and where it says that layers lie. Throws InvalidArgument with the option, OutOfMemory with the

@@ -55,7 +55,8 @@ Command add_planner(CLI::App& app, const char* name, const char* what, bool expl
   plan->add_option("--blocks", words->blocks, "Columns that travel with cols, in blocks: 4096,1024,1024");
   add_fields(plan, &words->fields);
   plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
-  plan->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
+  plan->add_option("--machine", words->machine,
+                   "A shipped machine or FILE.json (default: H200s, by the number of ranks)");
   plan->add_option("--tier", words->tier, "rule, recurrence, simulation or probe")->capture_default_str();
   plan->add_flag("--paper-rule", words->paper_rule, "FiCCO's choice beside ours");
   plan->add_option("--check", words->check, "Check the schedule in FILE.json and plan nothing");
@@ -92,7 +93,8 @@ void add_offload_words(CLI::App* parser, PlanOffloadWords* words) {
   parser->add_option("--tflops", words->tflops, "Rate of a rank's GEMMs, instead of the machine's");
   parser->add_option("--host-gbps", words->host_gbps, "Rate of copies from host memory to a rank")
       ->capture_default_str();
-  parser->add_option("--disk-gbps", words->disk_gbps, "Rate of reads from the host's disk")->capture_default_str();
+  parser->add_option("--disk-gbps", words->disk_gbps, "Rate of reads from the host's disk (default: 1.7)");
+  parser->add_option("--storage", words->storage, "That rate as overlace gnn diskbench --json FILE found it");
   parser->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   for (const char* option : {"--layers", "--tokens", "--sequence-length", "--ranks"})
     parser->get_option(option)->check(number_error<int64_t>);

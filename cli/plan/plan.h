@@ -12,11 +12,11 @@
 namespace overlace::cli {
 
 struct PlanWords {
-  std::string op{spec::kAgGemm.name}, dtype = "bf16", activation = "none", machine = "h200x4", tier = "simulation";
+  std::string op{spec::kAgGemm.name}, dtype = "bf16", activation = "none", machine, tier = "simulation";
   std::string exchange = "rows", blocks;
   std::vector<std::string> fields;  // NAME=VALUE
   int64_t m = 0, n = 0, k = 0;
-  int ranks = 0;      // 0: the machine's own
+  int ranks = 0;      // 0: the machine's own; without a machine 4
   std::string check;  // FILE.json: static checks instead of a plan
   bool paper_rule = false, explain = false;
   std::string json;

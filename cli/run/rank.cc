@@ -32,7 +32,8 @@ using model::SiteSchedules;
 // Weights of the progress bar, in parts of a typical run.
 /// Runs that are recorded of each schedule; the one that took most nearly as long as the median is kept.
 constexpr int kMostTraces = 5;
-constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kTraceWeight = 1;
+constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kStreamWeight = 1,
+                 kTraceWeight = 1;
 
 bool has_experts_site(const RunPlan& plan) { return plan.config.expert_layers(plan.problem.layers) > 0; }
 
@@ -46,7 +47,7 @@ class RankRun {
         progress_(stderr, team_.rank() == 0 && shows_progress(STDERR_FILENO, options.quiet),
                   kLoadWeight + kCheckWeight +
                       kSiteWeight * static_cast<double>(plan.sites.size() + (has_experts_site(plan) ? 1 : 0)) +
-                      kTotalWeight + kTraceWeight) {}
+                      kTotalWeight + (plan.problem.device_bytes > 0 ? kStreamWeight : 0) + kTraceWeight) {}
 
   Result<bool> run();
 
@@ -68,7 +69,6 @@ class RankRun {
   template <class T>
   Result<std::vector<T>> whole_rows(const T* mine, int64_t width);
   Status time_site(const model::Site& site, SiteResult* result);
-  SiteResult experts_site() const;
   Status time_experts(SiteResult* result);
   Status time_layers();
   Status time_weights();
@@ -113,7 +113,10 @@ Status RankRun::open() {
   progress_.begin("loading weights", kLoadWeight);
   const bool on_gpus = plan_.backend == Backend::cuda_peer;
   channel_ = &team_.channel(on_gpus ? StreamRef::cuda(nullptr) : StreamRef::cpu());
-  auto stack = model::Stack::create(plan_.config, plan_.problem, *channel_);
+  int64_t loaded = 0;
+  auto stack = model::Stack::create(plan_.config, plan_.problem, *channel_, [&] {
+    progress_.update(static_cast<double>(++loaded) / static_cast<double>(plan_.problem.layers));
+  });
   OVERLACE_TRY(agree_on(team_, stack.ok() ? Status() : stack.status()));
   stack_ = std::move(*stack);
   crew_ = std::make_unique<TeamCrew>(team_, *stack_);
@@ -198,7 +201,7 @@ Result<Context> RankRun::open_context() {
 
 Status RankRun::choose() {
   if (!plan_.sites.empty()) OVERLACE_TRY(choose_schedules());
-  if (has_experts_site(plan_)) result_.sites.push_back(experts_site());
+  if (has_experts_site(plan_)) result_.sites.push_back(experts_site(plan_));
   return {};
 }
 
@@ -227,22 +230,6 @@ Status RankRun::choose_schedules() {
     result_.sites.push_back(std::move(result));
   }
   return {};
-}
-
-/// The block of experts stands behind the sites that have schedules.
-SiteResult RankRun::experts_site() const {
-  const model::Experts& experts = plan_.config.experts;
-  SiteResult out;
-  out.name = out.op.op = "moe";
-  out.op.m = model::micro_batches(plan_.problem, team_.rank(), team_.size()).front().tokens;
-  out.op.n = experts.intermediate;
-  out.op.k = plan_.config.hidden;
-  out.layers = plan_.config.expert_layers(plan_.problem.layers);
-  out.chosen = spec::kLibrary;
-  out.reason = base::format("the only way: {} of {} experts for each token, and nothing of the exchange is hidden",
-                            experts.per_token, experts.count);
-  out.experts = ExpertsResult{experts.count, experts.per_token};
-  return out;
 }
 
 Status RankRun::time_experts(SiteResult* result) {
@@ -336,7 +323,8 @@ Status RankRun::check() {
   if (!output_choices.ok()) return output_choices.status();
   progress_.begin("computing the fp64 oracle", kCheckWeight * 2 / 3);
   model::ExpertChoices choices{std::move(*output_choices)};
-  const auto oracle = oracle_in_background(plan_, input_, runtime_, *crew_, &choices);
+  const auto on_share = [&](double share) { progress_.update(share); };
+  const auto oracle = oracle_in_background(plan_, input_, runtime_, *crew_, &choices, on_share);
   if (!oracle.ok()) return oracle.status();
   // Each run is compared along its own choice of experts; they rarely differ.
   const auto differ = crew_->max_over_ranks({choices.experts != *baseline_choices ? 1.0 : 0.0});
@@ -345,7 +333,7 @@ Status RankRun::check() {
   double gap = choices.gap;
   if (differ->front() > 0) {
     model::ExpertChoices other{*baseline_choices};
-    of_baseline = oracle_in_background(plan_, input_, runtime_, *crew_, &other);
+    of_baseline = oracle_in_background(plan_, input_, runtime_, *crew_, &other, on_share);
     if (!of_baseline.ok()) return of_baseline.status();
     gap = std::max(gap, other.gap);
   }
@@ -441,6 +429,7 @@ Status RankRun::time_layers() {
 /// How long what streams and what moves takes in steady state, and how long the layers wait for it.
 Status RankRun::time_weights() {
   if (plan_.problem.device_bytes == 0) return {};
+  progress_.begin("timing what streams", kStreamWeight);
   OVERLACE_TRY(stack_->run_layers(chosen_, 1));
   OVERLACE_TRY(stack_->synchronize());
   const model::WeightStats before = stack_->weight_stats();

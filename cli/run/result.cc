@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "cli/run/outputs.h"
+#include "cli/run/plan.h"
 #include "cli/word_list.h"
 #include "src/base/format.h"
+#include "src/model/layer_stream.h"
 #include "src/spec/operators.h"
 
 namespace overlace::cli {
@@ -147,6 +149,21 @@ std::optional<double> RunResult::total_hidden() const {
   }
   if (side_us <= 0) return std::nullopt;
   return saved_us / side_us;
+}
+
+SiteResult experts_site(const RunPlan& plan) {
+  const model::Experts& experts = plan.config.experts;
+  SiteResult out;
+  out.name = out.op.op = "moe";
+  out.op.m = model::micro_batches(plan.problem, 0, 1).front().tokens;
+  out.op.n = experts.intermediate;
+  out.op.k = plan.config.hidden;
+  out.layers = plan.config.expert_layers(plan.problem.layers);
+  out.chosen = spec::kLibrary;
+  out.reason = base::format("the only way: {} of {} experts for each token, and nothing of the exchange is hidden",
+                            experts.per_token, experts.count);
+  out.experts = ExpertsResult{experts.count, experts.per_token};
+  return out;
 }
 
 std::string schedule_name(const spec::Schedule& schedule) {

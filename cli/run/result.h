@@ -12,6 +12,8 @@
 
 namespace overlace::cli {
 
+struct RunPlan;
+
 /// Times of one site in us; each a median over repetitions of the maximum over ranks, all from one run
 /// (docs/reference/benchmarks.md says what each one is).
 struct SiteTimes {
@@ -90,6 +92,9 @@ struct RunResult {
   /// The hidden share of all sites together, weighted by what each could hide.
   std::optional<double> total_hidden() const;
 };
+
+/// The block of experts, which stands behind the sites that have schedules. Nothing of it is timed yet.
+SiteResult experts_site(const RunPlan& plan);
 
 /// Family and degree: "hetero_fused_1d:4", "library".
 std::string schedule_name(const spec::Schedule& schedule);

@@ -6,6 +6,7 @@
 
 #include "convolution.h"
 #include "halo.h"
+#include "spans.h"
 
 /// hidden: borders leave first, the interior is computed while they travel, the edges come last. waits: the twin that
 /// has the borders before it computes. alone: the computation without them, whose results are wrong.
@@ -13,7 +14,8 @@ enum class Order { hidden, waits, alone };
 
 class Case {
  public:
-  Case(const Convolution& c, int rank, int size) : c_(c), rank_(static_cast<size_t>(rank)) {
+  Case(const Convolution& c, int rank, int size, Spans& spans)
+      : c_(c), rank_(static_cast<size_t>(rank)), spans_(spans) {
     for (int r = 0; r < size; ++r) {
       in_.push_back(part_of(c.rows, r, size));
       out_.push_back(c.results(in_.back()));
@@ -80,18 +82,32 @@ class Case {
  private:
   template <class Compute, class Meanwhile>
   void pass(Halo& halo, Rows& rows, Part mine, Part inside, Order order, Compute compute, Meanwhile meanwhile) {
+    const double begin_us = Spans::now_us();
+    const auto receive = [&] {
+      shown("wait for borders", [&] { halo.receive(rows); });
+      spans_.add("borders", "borders of others until used", begin_us, Spans::now_us());
+    };
     if (order != Order::alone) halo.send(rows);
-    if (order == Order::waits) halo.receive(rows);
-    compute(inside);
+    if (order == Order::waits) receive();
+    shown("interior", [&] { compute(inside); });
     meanwhile();
-    if (order == Order::hidden) halo.receive(rows);
-    compute({mine.begin, inside.begin});
-    compute({inside.end, mine.end});
+    if (order == Order::hidden) receive();
+    shown("edges", [&] {
+      compute({mine.begin, inside.begin});
+      compute({inside.end, mine.end});
+    });
     halo.done();
+  }
+  template <class Work>
+  void shown(const char* name, Work work) {
+    const double begin_us = Spans::now_us();
+    work();
+    spans_.add("computation", name, begin_us, Spans::now_us());
   }
 
   const Convolution c_;
   const size_t rank_;
+  Spans& spans_;
   std::vector<Part> in_, out_, needs_, needs_back_;  // by rank
   std::unique_ptr<Rows> x_, y_, dx_, dy_;
   std::vector<double> gradient_;

@@ -1,6 +1,6 @@
 // Convolutions over an image and over a long sequence whose rows are dealt to the ranks. Each rank needs rows of
 // others: borders leave first, the interior, which needs none, is computed while they travel, the edges come last.
-// Beside it the twin that waits, and one rank that does it all.
+// Beside it the twin that waits, and one rank that does it all. usage: 10_halo [halo.json], a file for ui.perfetto.dev.
 #include <chrono>
 #include <cstdio>
 
@@ -52,13 +52,13 @@ Time forward(overlace::Bootstrap& bootstrap, Case& one, Order order) {
 }
 
 /// Both orders give what one rank gives; `times`: how long forward takes where a border takes 0.9 of the computation.
-int run(overlace::Bootstrap& bootstrap, const Convolution& convolution, bool times) {
+int run(overlace::Bootstrap& bootstrap, const Convolution& convolution, bool times, Spans& spans) {
   double bytes_per_s = 0, alone_s = 0;
   int wrong = 0;
   for (const bool is_measured : {false, true}) {
     if (is_measured && !times) break;
     overlace::Runtime runtime = overlace::Runtime::open(bootstrap, options_of(bytes_per_s));
-    Case one(convolution, bootstrap.rank(), bootstrap.size());
+    Case one(convolution, bootstrap.rank(), bootstrap.size(), spans);
     one.open(runtime, runtime.world().channel(overlace::StreamRef::cpu()));
     runtime.world().barrier();
     if (!is_measured) alone_s = forward(bootstrap, one, Order::alone).pass_s;
@@ -71,7 +71,9 @@ int run(overlace::Bootstrap& bootstrap, const Convolution& convolution, bool tim
           1e3 * hidden.waited_s, 100 * hidden.waited_s / (0.9 * alone_s), 1e3 * waits.pass_s, 1e3 * waits.waited_s);
     }
     for (const Order order : {Order::waits, Order::hidden}) {
+      if (is_measured) spans.begin(convolution.name + std::string(order == Order::hidden ? ", hidden" : ", twin"));
       one.forward(order);
+      spans.end();
       one.backward(order);
       wrong += one.wrong(bootstrap);
     }
@@ -83,11 +85,13 @@ int run(overlace::Bootstrap& bootstrap, const Convolution& convolution, bool tim
   return wrong;
 }
 
-int main() try {
+int main(int argc, char** argv) try {
   const auto bootstrap = overlace::environment_bootstrap();
+  Spans spans(bootstrap->rank());
   int wrong = 0;
-  for (const Convolution& convolution : kTimed) wrong += run(*bootstrap, convolution, true);
-  for (const Convolution& convolution : kOthers) wrong += run(*bootstrap, convolution, false);
+  for (const Convolution& convolution : kTimed) wrong += run(*bootstrap, convolution, true, spans);
+  for (const Convolution& convolution : kOthers) wrong += run(*bootstrap, convolution, false, spans);
+  wrong += spans.write(*bootstrap, argc > 1 ? argv[1] : "halo.json") ? 0 : 1;
   std::printf("rank %d: %d values are wrong\n", bootstrap->rank(), wrong);
   return wrong == 0 ? 0 : 1;
 } catch (const overlace::Error& error) {

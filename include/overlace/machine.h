@@ -163,6 +163,7 @@ struct Machine {
     Figure barrier_us;  // a barrier of all ranks
     Figure call_us;     // once per call: forks, joins, the count of calls
     Figure host_kernel_us, host_copy_us, host_collective_us, host_call_us;
+    Figure host_lanes_us;  // once per call that has work on other streams than the caller's
     bool operator==(const Latency&) const = default;
   } latency = {};
 

@@ -1,11 +1,14 @@
 #include "src/context/machine.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "src/base/env.h"
 #include "src/base/format.h"
@@ -94,17 +97,21 @@ std::optional<Found> calibrated(const Site& site, const std::string& folder) {
   return best;
 }
 
-/// The shipped machine of the same GPUs before others; of those the largest team's, which is fitted to records of
-/// smaller ones too (docs/design/planner.md).
+/// The shipped machine of the same GPUs before others; of those that of a team of this size, else the largest team's,
+/// which is fitted to records of smaller ones too (docs/design/planner.md).
 Found shipped(const Site& site) {
   const auto distance = [&](const Machine& machine) {
-    return std::pair(!is_same_device(machine, site.device), -machine.ranks);
+    return std::tuple(!is_same_device(machine, site.device), machine.ranks != site.ranks, -machine.ranks);
+  };
+  std::vector<Machine> known;
+  for (const std::string& name : spec::shipped_machines()) known.push_back(spec::find_machine(name));
+  const auto is_part = [&](const Machine& machine) {  // of another: for its few rows
+    return std::any_of(known.begin(), known.end(),
+                       [&](const Machine& other) { return other.small_m_machine == machine.name; });
   };
   std::optional<Machine> best;
-  for (const std::string& name : spec::shipped_machines()) {
-    Machine machine = spec::find_machine(name);
-    if (machine.is_gpu && (!best || distance(machine) < distance(*best))) best = std::move(machine);
-  }
+  for (Machine& machine : known)
+    if (machine.is_gpu && !is_part(machine) && (!best || distance(machine) < distance(*best))) best = machine;
   const std::string what = best->device.substr(0, best->device.find(','));
   std::string origin = base::format("{}, shipped for {} x {}", best->name, what, best->ranks);
   if (!is_same_device(*best, site.device))

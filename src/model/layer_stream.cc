@@ -95,7 +95,8 @@ Result<Placement> place_layers(const ModelConfig& config, const Problem& problem
 
 Result<std::unique_ptr<LayerStream>> LayerStream::open(const ModelConfig& config, const Problem& problem,
                                                        const LayerLayout& layout, const Placement& placement,
-                                                       Device& device, int64_t timeout_ms) {
+                                                       Device& device, int64_t timeout_ms,
+                                                       const std::function<void()>& on_layer) {
   auto weights = Weights::open(config, problem);
   if (!weights.ok()) return weights.status();
   auto out = std::unique_ptr<LayerStream>(new LayerStream(layout, std::move(*weights), device));
@@ -108,7 +109,7 @@ Result<std::unique_ptr<LayerStream>> LayerStream::open(const ModelConfig& config
     order.push_back(out->number_.back());
   }
   OVERLACE_TRY(out->make_slots(problem.from_disk));
-  OVERLACE_TRY(problem.from_disk ? out->open_disk(layers, order, timeout_ms) : out->rest(layers));
+  OVERLACE_TRY(problem.from_disk ? out->open_disk(layers, order, timeout_ms) : out->rest(layers, on_layer));
   std::vector<offload::Block> blocks;
   for (const int64_t layer : layers) {
     const auto fill = [stream = out.get(), layer](std::span<std::byte> slot) { return stream->fill(layer, slot); };
@@ -148,24 +149,26 @@ Status LayerStream::make_slots(bool from_disk) {
   return {};
 }
 
-/// All layers into host memory, as their slots will hold them. Seeded ones are made where resident ones are, on the
-/// device, by way of a slot.
-Status LayerStream::rest(const std::vector<int64_t>& layers) {
+/// All layers into host memory, as their slots will hold them.
+Status LayerStream::rest(const std::vector<int64_t>& layers, const std::function<void()>& on_layer) {
   for (const int64_t layer : layers) {
     const std::string what = base::format("layer {} of {} that stream from {} bytes of host memory",
                                           resting_.size() + 1, layers.size(), std::ssize(layers) * layout_.bytes());
     const auto block = device_.alloc_host(layout_.bytes(), what);
     if (!block.ok()) return block.status();
     resting_.push_back(static_cast<std::byte*>(*block));
-    if (lane_ == nullptr || !weights_.is_seeded()) {
-      OVERLACE_TRY(layout_.read(weights_, layer, resting_.back()));
-      continue;
-    }
-    for (const LayerLayout::Part& part : layout_.parts())
-      OVERLACE_TRY(device_.fill(weights_.seeded(layer, part.weight, part.box), layout_.view_of(part, slots_.data())));
-    OVERLACE_TRY(device_.download(slots_.data(), resting_.back(), layout_.bytes()));
+    OVERLACE_TRY(fill_resting(layer));
+    if (on_layer) on_layer();
   }
   return {};
+}
+
+/// The last of them. A seeded one is made where resident ones are, on the device, by way of a slot.
+Status LayerStream::fill_resting(int64_t layer) {
+  if (lane_ == nullptr || !weights_.is_seeded()) return layout_.read(weights_, layer, resting_.back());
+  for (const LayerLayout::Part& part : layout_.parts())
+    OVERLACE_TRY(device_.fill(weights_.seeded(layer, part.weight, part.box), layout_.view_of(part, slots_.data())));
+  return device_.download(slots_.data(), resting_.back(), layout_.bytes());
 }
 
 /// A stream of the files' ranges under the one of slots: read ahead past the page cache, then made into shards.

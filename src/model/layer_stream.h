@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -58,10 +59,12 @@ struct WeightStats {
 class LayerStream {
  public:
   /// A stream of the layers that `placement` does not keep, from host memory, which is filled here, or from the files.
-  /// `device` outlives the stream. `timeout_ms`: longest that a layer may take; 0: OVERLACE_TIMEOUT_S.
+  /// `device` outlives the stream. `timeout_ms`: longest that a layer may take; 0: OVERLACE_TIMEOUT_S. `on_layer` is
+  /// called behind each layer that is filled here.
   static base::Result<std::unique_ptr<LayerStream>> open(const ModelConfig& config, const Problem& problem,
                                                          const LayerLayout& layout, const Placement& placement,
-                                                         Device& device, int64_t timeout_ms = 0);
+                                                         Device& device, int64_t timeout_ms = 0,
+                                                         const std::function<void()>& on_layer = {});
   /// Waits for what is under way. What computes with a layer must have ended.
   ~LayerStream();
   LayerStream(const LayerStream&) = delete;
@@ -79,7 +82,8 @@ class LayerStream {
   LayerStream(const LayerLayout& layout, Weights weights, Device& device)
       : layout_(layout), weights_(std::move(weights)), device_(device) {}
   base::Status make_slots(bool from_disk);
-  base::Status rest(const std::vector<int64_t>& layers);
+  base::Status rest(const std::vector<int64_t>& layers, const std::function<void()>& on_layer);
+  base::Status fill_resting(int64_t layer);
   base::Status open_disk(const std::vector<int64_t>& layers, const std::vector<int>& order, int64_t timeout_ms);
   base::Status fill(int64_t layer, std::span<std::byte> slot);
   base::Status bring(int64_t layer, std::span<std::byte> slot);

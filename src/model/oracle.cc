@@ -1,6 +1,8 @@
 // The stack in fp64 on whole matrices, without shards, operators or devices: what Stack is compared with.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <memory>
 #include <numbers>
 #include <optional>
 #include <span>
@@ -118,7 +120,7 @@ class Oracle {
   /// One expert after the other, on its tokens only.
   Status expert_block(const Matrix& h, Matrix& out) {
     const int64_t count = config_.experts.count, inner = config_.experts.intermediate, hidden = config_.hidden;
-    Matrix shares, w1, w2;  // shares: (tokens, experts), 0 where a token does not go
+    Matrix shares;  // (tokens, experts), 0 where a token does not go
     OVERLACE_TRY(route(h, shares));
     out.assign(h.size(), 0.0);
     for (int64_t e = 0; e < count; ++e) {
@@ -127,16 +129,14 @@ class Oracle {
         if (shares[size(t * count + e)] != 0) rows.push_back(t);
       if (rows.empty()) continue;
       const auto n = static_cast<int64_t>(rows.size());
-      OVERLACE_TRY(weight(Weight::expert_up, {e * 2 * inner, 2 * inner, 0, hidden}, w1));
-      OVERLACE_TRY(weight(Weight::expert_down, {e * hidden, hidden, 0, inner}, w2));
-      Matrix in, both(size(n * 2 * inner)), act(size(n * inner)), y(size(n * hidden));
+      Matrix in, both, act(size(n * inner)), y;
       for (const int64_t t : rows) in.insert(in.end(), h.begin() + t * hidden, h.begin() + (t + 1) * hidden);
-      OVERLACE_TRY(math_.gemm(in.data(), w1.data(), both.data(), n, 2 * inner, hidden));
+      OVERLACE_TRY(multiply(in, Weight::expert_up, {e * 2 * inner, 2 * inner, 0, hidden}, both));
       for (int64_t i = 0; i < n * inner; ++i) {
         const double* row = both.data() + i / inner * 2 * inner;
         act[size(i)] = activate(config_.activation, row[i % inner]) * row[inner + i % inner];
       }
-      OVERLACE_TRY(math_.gemm(act.data(), w2.data(), y.data(), n, hidden, inner));
+      OVERLACE_TRY(multiply(act, Weight::expert_down, {e * hidden, hidden, 0, inner}, y));
       for (int64_t i = 0; i < n * hidden; ++i) {
         const int64_t t = rows[size(i / hidden)];
         out[size(t * hidden + i % hidden)] += shares[size(t * count + e)] * y[size(i)];
@@ -209,38 +209,55 @@ class Oracle {
     return 4 * std::max(gap - 0x1p-21 * largest, 0.0);
   }
 
-  /// The whole weight after its rounding to the problem's dtype; empty if the model has none.
-  Status weight(Weight which, Matrix& out) { return weight(which, weight_shape(config_, which), out); }
-
-  Status weight(Weight which, const WeightBox& shape, Matrix& out) {
-    out.clear();
+  /// A part of a weight as the problem's dtype has it, until the next call.
+  Result<const char*> stored(Weight which, const WeightBox& shape) {
     if (stop_.stop_requested()) return base::error(Errc::aborted, "oracle: stopped by its caller");
-    if (!has_weight(config_, which, layer_)) return {};
-    out.resize(size(shape.rows * shape.cols));
     const DType dtype = weight_dtype(which, problem_.dtype);
-    std::vector<char> stored(out.size() * dtype_bytes(dtype));
-    if (weights_.is_seeded()) {
-      const SeededMatrix made = weights_.seeded(layer_, which, shape);
-      const auto row_bytes = shape.cols * static_cast<int64_t>(dtype_bytes(dtype));
-      parallel_for(shape.rows, threads_, [&](int64_t begin, int64_t end) {
-        SeededMatrix part = made;
-        part.first_row += begin;
-        fill_seeded(part, end - begin, shape.cols, dtype, stored.data() + begin * row_bytes);
-      });
-    } else {
-      OVERLACE_TRY(weights_.read(layer_, which, shape, stored.data()));
+    const auto row_bytes = shape.cols * static_cast<int64_t>(dtype_bytes(dtype));
+    const size_t bytes = size(shape.rows * row_bytes);
+    if (bytes > stored_bytes_) {
+      stored_ = std::make_unique_for_overwrite<char[]>(bytes);
+      stored_bytes_ = bytes;
     }
-    for (size_t i = 0; i < out.size(); ++i) out[i] = base::load_element(stored.data(), dtype, static_cast<int64_t>(i));
+    if (!weights_.is_seeded()) {
+      OVERLACE_TRY(weights_.read(layer_, which, shape, stored_.get()));
+      return stored_.get();
+    }
+    const SeededMatrix made = weights_.seeded(layer_, which, shape);
+    parallel_for(shape.rows, threads_, [&](int64_t begin, int64_t end) {
+      SeededMatrix part = made;
+      part.first_row += begin;
+      fill_seeded(part, end - begin, shape.cols, dtype, stored_.get() + begin * row_bytes);
+    });
+    return stored_.get();
+  }
+
+  /// A vector, whole; empty if the model has none.
+  Status weight(Weight which, Matrix& out) {
+    out.clear();
+    if (!has_weight(config_, which, layer_)) return {};
+    const WeightBox shape = weight_shape(config_, which);
+    const auto values = stored(which, shape);
+    if (!values.ok()) return values.status();
+    out.resize(size(shape.rows * shape.cols));
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = base::load_element(*values, weight_dtype(which, problem_.dtype), static_cast<int64_t>(i));
     return {};
   }
 
+  /// out (rows of `in`, rows of the part) = in w^T.
+  Status multiply(const Matrix& in, Weight which, const WeightBox& part, Matrix& out) {
+    const auto values = stored(which, part);
+    if (!values.ok()) return values.status();
+    const int64_t rows = static_cast<int64_t>(in.size()) / part.cols;
+    out.assign(size(rows * part.rows), 0.0);
+    return math_.gemm(in.data(), *values, weight_dtype(which, problem_.dtype), out.data(), rows, part.rows, part.cols);
+  }
+
   Status project(const Matrix& in, Weight which, std::optional<Weight> which_bias, Matrix& out) {
-    const WeightBox shape = weight_shape(config_, which);
-    Matrix w, bias;
-    OVERLACE_TRY(weight(which, w));
+    Matrix bias;
     if (which_bias) OVERLACE_TRY(weight(*which_bias, bias));
-    out.assign(size(problem_.tokens * shape.rows), 0.0);
-    OVERLACE_TRY(math_.gemm(in.data(), w.data(), out.data(), problem_.tokens, shape.rows, shape.cols));
+    OVERLACE_TRY(multiply(in, which, weight_shape(config_, which), out));
     for (size_t i = 0; i < out.size() && !bias.empty(); ++i) out[i] += bias[i % bias.size()];
     return {};
   }
@@ -299,6 +316,8 @@ class Oracle {
   int64_t layer_ = 0;
   const std::vector<int32_t>& given_;
   double gap_ = 0;
+  std::unique_ptr<char[]> stored_;  // room for the largest part so far
+  size_t stored_bytes_ = 0;
 };
 
 Result<std::unique_ptr<OracleMath>> make_math(int device, int threads, const std::stop_token& stop) {
@@ -313,7 +332,8 @@ Result<std::unique_ptr<OracleMath>> make_math(int device, int threads, const std
 }  // namespace
 
 Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem, const std::vector<float>& input,
-                                   int device, int threads, std::stop_token stop, ExpertChoices* choices) {
+                                   int device, int threads, std::stop_token stop, ExpertChoices* choices,
+                                   std::atomic<int64_t>* layers_done) {
   const auto whole = make_shard(config, problem, 0, 1);
   if (!whole.ok()) return whole.status();
   if (static_cast<int64_t>(input.size()) != problem.tokens * config.hidden)
@@ -337,8 +357,10 @@ Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& pro
     }
     Oracle run(config, problem, *weights, **math, threads, stop, given);
     std::vector<double> sum(config.has_attention() ? 0 : x.size());
-    for (int64_t layer = 0; layer < problem.layers; ++layer)
+    for (int64_t layer = 0; layer < problem.layers; ++layer) {
       OVERLACE_TRY(config.has_attention() ? run.layer(layer, x) : run.experts_alone(layer, x, sum));
+      if (layers_done != nullptr) *layers_done = layer + 1;
+    }
     if (choices != nullptr) choices->gap = run.gap();
     return config.has_attention() ? x : sum;
   } catch (...) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/base/ceil_div_pod.h"
+#include "src/base/half.h"
 #include "src/model/cpu/vector_math.h"
 
 namespace overlace::model {
@@ -44,10 +45,11 @@ class CpuOracleMath final : public OracleMath {
  public:
   CpuOracleMath(int threads, std::stop_token stop) : threads_(std::max(threads, 1)), stop_(std::move(stop)) {}
 
-  Status gemm(const double* a, const double* w, double* c, int64_t m, int64_t n, int64_t k) override {
+  Status gemm(const double* a, const void* w, DType w_dtype, double* c, int64_t m, int64_t n, int64_t k) override {
+    const double* const exact = in_fp64(w, w_dtype, n * k);
     parallel_for(base::ceil_div(m, kPanelRows), threads_, [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end && !stop_.stop_requested(); ++panel)
-        gemm_rows(a, w, c, panel * kPanelRows, std::min(m, (panel + 1) * kPanelRows), n, k);
+        gemm_rows(a, exact, c, panel * kPanelRows, std::min(m, (panel + 1) * kPanelRows), n, k);
     });
     return end();
   }
@@ -64,6 +66,25 @@ class CpuOracleMath final : public OracleMath {
  private:
   Status end() const {
     return stop_.stop_requested() ? base::error(Errc::aborted, "oracle: stopped by its caller") : Status();
+  }
+
+  /// In room that is kept for the next one: a new block of a gigabyte costs more than its conversion.
+  const double* in_fp64(const void* w, DType dtype, int64_t elements) {
+    if (dtype == DType::fp64) return static_cast<const double*>(w);
+    if (elements > room_elements_) {
+      room_ = std::make_unique_for_overwrite<double[]>(static_cast<size_t>(elements));
+      room_elements_ = elements;
+    }
+    const auto element = static_cast<int64_t>(dtype_bytes(dtype));
+    parallel_for(elements, threads_, [&](int64_t begin, int64_t end) {
+      float part[kDepth];
+      for (int64_t i = begin; i < end; i += kDepth) {
+        const int64_t n = std::min(kDepth, end - i);
+        base::convert_to_float(static_cast<const char*>(w) + i * element, dtype, part, n);
+        std::copy(part, part + n, room_.get() + i);
+      }
+    });
+    return room_.get();
   }
 
   static void one_query(const Attention& x, int64_t token, int64_t head, double* p) {
@@ -91,6 +112,8 @@ class CpuOracleMath final : public OracleMath {
 
   int threads_;
   std::stop_token stop_;
+  std::unique_ptr<double[]> room_;
+  int64_t room_elements_ = 0;
 };
 
 }  // namespace

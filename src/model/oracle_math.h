@@ -6,6 +6,7 @@
 #include <memory>
 #include <stop_token>
 
+#include "overlace/dtype_pod.h"
 #include "src/base/status.h"
 
 namespace overlace::model {
@@ -14,8 +15,9 @@ namespace overlace::model {
 class OracleMath {
  public:
   virtual ~OracleMath() = default;
-  /// c (m, n) = a (m, k) w (n, k)^T.
-  virtual base::Status gemm(const double* a, const double* w, double* c, int64_t m, int64_t n, int64_t k) = 0;
+  /// c (m, n) = a (m, k) w (n, k)^T, where `w` is of a floating dtype and every element is taken as it is.
+  virtual base::Status gemm(const double* a, const void* w, DType w_dtype, double* c, int64_t m, int64_t n,
+                            int64_t k) = 0;
   /// out (tokens, heads * dim) of q (tokens, heads * dim), k and v (tokens, kv_heads * dim): causal within sequences of
   /// `length`, keys within `window` (0: all), scores times 1 / sqrt(dim).
   struct Attention {

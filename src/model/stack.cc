@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "overlace/ops/ag_gemm.h"
@@ -39,15 +40,14 @@ struct Activations {
   TensorView up, activated;                // (its tokens, up columns), (its tokens, my intermediate)
 };
 
-std::string names_of(const std::vector<std::string>& names) {
+std::string names_of(const std::vector<Site>& sites) {
   std::string out;
-  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  for (const Site& site : sites) out += (out.empty() ? "" : ", ") + site.name;
   return out;
 }
 
 TensorView as_vector(const TensorView& row) {
-  if (!row.defined()) return {};
-  return TensorView::contiguous(row.data, row.dtype, {row.dim(1)});
+  return row.defined() ? TensorView::contiguous(row.data, row.dtype, {row.dim(1)}) : TensorView();
 }
 
 /// The operator through its public face; its exceptions become statuses.
@@ -99,7 +99,7 @@ class StackImpl final : public Stack {
     for (void* block : blocks_) device_->free(block);
   }
 
-  Status load(const std::vector<Site>& sites);
+  Status load(const std::vector<Site>& sites, const std::function<void()>& on_layer);
   Status forward(const float* input, const SiteSchedules& schedules, float* output) override;
   Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) override;
   Result<int64_t> run_experts(int iterations) override;
@@ -116,11 +116,9 @@ class StackImpl final : public Stack {
  private:
   using Schedules = std::array<const spec::Schedule*, kNumSites>;
 
-  Status make(TensorView* view, int64_t rows, int64_t cols, const char* what, DType dtype);
-  Status make(TensorView* view, int64_t rows, int64_t cols, const char* what) {
-    return make(view, rows, cols, what, problem_.dtype);
-  }
-  Status load_layer(Weights& weights, int64_t layer);
+  /// In the problem's dtype where none is given.
+  Status make(TensorView* view, int64_t rows, int64_t cols, const char* what, std::optional<DType> given = {});
+  Status load_layer(Weights& weights, int64_t layer, const std::function<void()>& on_layer);
   Status make_activations();
   Status make_streams();
   Status set_input(const float* rows);
@@ -150,9 +148,7 @@ class StackImpl final : public Stack {
   Channel& channel_;
   std::unique_ptr<Device> device_;
   std::vector<void*> blocks_;
-  std::vector<std::string> site_names_;
-  std::vector<spec::OpSpec> site_ops_;
-  std::vector<int64_t> site_layers_;  // the first that has it
+  std::vector<Site> sites_;
   std::vector<LayerLayout> layouts_;  // of each layer
   std::vector<MicroBatch> batches_;
   std::vector<Activations> activations_;  // of each micro-batch
@@ -168,16 +164,18 @@ class StackImpl final : public Stack {
   TensorView cosine_, sine_;         // (sequence_length, head_dim / 2) fp32
 };
 
-Status StackImpl::make(TensorView* view, int64_t rows, int64_t cols, const char* what, DType dtype) {
-  auto block = device_->alloc(rows * cols * static_cast<int64_t>(dtype_bytes(dtype)), what);
+Status StackImpl::make(TensorView* view, int64_t rows, int64_t cols, const char* what, std::optional<DType> given) {
+  const DType dtype = given.value_or(problem_.dtype);
+  const int64_t bytes = rows * cols * static_cast<int64_t>(dtype_bytes(dtype));
+  auto block = device_->alloc(bytes, what);
   if (!block.ok()) return block.status();
   blocks_.push_back(*block);
-  made_bytes_ += rows * cols * static_cast<int64_t>(dtype_bytes(dtype));
+  made_bytes_ += bytes;
   *view = TensorView::contiguous(*block, dtype, {rows, cols});
   return {};
 }
 
-Status StackImpl::load_layer(Weights& weights, int64_t layer) {
+Status StackImpl::load_layer(Weights& weights, int64_t layer, const std::function<void()>& on_layer) {
   layers_.emplace_back();
   if (!placement_.is_resident[static_cast<size_t>(layer)]) return {};
   const LayerLayout& layout = layouts_[static_cast<size_t>(layer)];
@@ -201,6 +199,7 @@ Status StackImpl::load_layer(Weights& weights, int64_t layer) {
     OVERLACE_TRY(weights.read(layer, part.weight, part.box, host.data()));
     OVERLACE_TRY(device_->upload(host.data(), view.data, static_cast<int64_t>(host.size())));
   }
+  if (on_layer) on_layer();
   return {};
 }
 
@@ -291,24 +290,20 @@ Status StackImpl::make_rope_table() {
   return device_->upload(sine.data(), sine_.data, bytes);
 }
 
-Status StackImpl::load(const std::vector<Site>& sites) {
-  for (const Site& s : sites) {
-    site_names_.push_back(s.name);
-    site_ops_.push_back(s.op);
-    site_layers_.push_back(s.first_layer);
-  }
+Status StackImpl::load(const std::vector<Site>& sites, const std::function<void()>& on_layer) {
+  sites_ = sites;
   auto placement = place_layers(config_, problem_, shard_);
   if (!placement.ok()) return placement.status();
   placement_ = std::move(*placement);
   auto weights = Weights::open(config_, problem_);
   if (!weights.ok()) return weights.status();
-  for (int64_t layer = 0; layer < problem_.layers; ++layer) OVERLACE_TRY(load_layer(*weights, layer));
+  for (int64_t layer = 0; layer < problem_.layers; ++layer) OVERLACE_TRY(load_layer(*weights, layer, on_layer));
   OVERLACE_TRY(make_activations());
   OVERLACE_TRY(make_rope_table());
   OVERLACE_ASSERT(made_bytes_ == placement_.activation_bytes);
   if (placement_.streamed() == 0) return {};
   auto stream = LayerStream::open(config_, problem_, layouts_.front(), placement_, *device_,
-                                  channel_.team().runtime().options().timeout_ms);
+                                  channel_.team().runtime().options().timeout_ms, on_layer);
   if (!stream.ok()) return stream.status();
   stream_ = std::move(*stream);
   return {};
@@ -316,18 +311,18 @@ Status StackImpl::load(const std::vector<Site>& sites) {
 
 Result<StackImpl::Schedules> StackImpl::choose(const SiteSchedules& schedules) const {
   Schedules chosen{};
-  for (size_t i = 0; i < site_names_.size(); ++i) {
-    const auto found = schedules.find(site_names_[i]);
+  for (size_t i = 0; i < sites_.size(); ++i) {
+    const auto found = schedules.find(sites_[i].name);
     if (found == schedules.end())
-      return base::invalid_argument("schedules: none for site \"{}\", wanted one for each of {}", site_names_[i],
-                                    names_of(site_names_));
+      return base::invalid_argument("schedules: none for site \"{}\", wanted one for each of {}", sites_[i].name,
+                                    names_of(sites_));
     chosen[i] = &found->second;
   }
   return chosen;
 }
 
 Status StackImpl::site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule) {
-  exec::set_trace_label(channel_, site_names_[index]);  // a task's name is the same at all sites
+  exec::set_trace_label(channel_, sites_[index].name);  // a task's name is the same at all sites
   Status status = site_operator(index, w, a, schedule);
   exec::set_trace_label(channel_, "");
   return status;
@@ -458,8 +453,8 @@ Status StackImpl::make_last(const Schedules& chosen, std::array<spec::Schedule, 
   *out = chosen;
   const int64_t tokens = batches_.back().tokens;
   if (tokens == batches_.front().tokens) return {};
-  for (size_t i = 0; i < site_names_.size(); ++i) {
-    auto schedule = schedule_for_tokens(site_names_[i], site_ops_[i], *chosen[i], tokens, problem_);
+  for (size_t i = 0; i < sites_.size(); ++i) {
+    auto schedule = schedule_for_tokens(sites_[i].name, sites_[i].op, *chosen[i], tokens, problem_);
     if (!schedule.ok()) return schedule.status();
     (*made)[i] = std::move(*schedule);
     (*out)[i] = &(*made)[i];
@@ -484,10 +479,9 @@ Status StackImpl::forward(const float* input, const SiteSchedules& schedules, fl
 
 Status StackImpl::run_site(const std::string& name, const spec::Schedule& schedule, int iterations) {
   size_t index = 0;
-  while (index < site_names_.size() && site_names_[index] != name) ++index;
-  if (index == site_names_.size())
-    return base::invalid_argument("site is \"{}\", wanted one of {}", name, names_of(site_names_));
-  const int64_t layer = site_layers_[index];
+  while (index < sites_.size() && sites_[index].name != name) ++index;
+  if (index == sites_.size()) return base::invalid_argument("site is \"{}\", wanted one of {}", name, names_of(sites_));
+  const int64_t layer = sites_[index].first_layer;
   const auto weights = acquire(layer);
   if (!weights.ok()) return weights.status();
   if (stream_ != nullptr && !placement_.is_resident.front()) {  // layers that stream are alike; the next pass begins so
@@ -546,7 +540,8 @@ Result<std::vector<base::Span>> StackImpl::take_transfers() {
   return out;
 }
 
-Status make_stack(const ModelConfig& config, const Problem& problem, Channel& channel, std::unique_ptr<Stack>* out) {
+Status make_stack(const ModelConfig& config, const Problem& problem, Channel& channel,
+                  const std::function<void()>& on_layer, std::unique_ptr<Stack>* out) {
   const int ranks = channel.team().size();
   const auto shard = make_shard(config, problem, channel.team().rank(), ranks);
   if (!shard.ok()) return shard.status();
@@ -558,7 +553,7 @@ Status make_stack(const ModelConfig& config, const Problem& problem, Channel& ch
   auto device = make_device(channel);
   if (!device.ok()) return device.status();
   auto stack = std::make_unique<StackImpl>(config, problem, *shard, channel, std::move(*device));
-  OVERLACE_TRY(stack->load(*all_sites));
+  OVERLACE_TRY(stack->load(*all_sites, on_layer));
   *out = std::move(stack);
   return {};
 }
@@ -584,11 +579,12 @@ Status agree_on_success(Team& team, Status mine) {
 
 }  // namespace
 
-Result<std::unique_ptr<Stack>> Stack::create(const ModelConfig& config, const Problem& problem, Channel& channel) {
+Result<std::unique_ptr<Stack>> Stack::create(const ModelConfig& config, const Problem& problem, Channel& channel,
+                                             const std::function<void()>& on_layer) {
   std::unique_ptr<Stack> stack;
   Status mine;
   try {
-    mine = make_stack(config, problem, channel, &stack);
+    mine = make_stack(config, problem, channel, on_layer, &stack);
   } catch (...) {
     mine = base::status_of_current_exception();
   }

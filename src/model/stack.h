@@ -1,7 +1,9 @@
 // This rank's part of a stack of sequence-parallel tensor-parallel decoder layers.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <stop_token>
@@ -55,9 +57,10 @@ void seeded_input(uint64_t seed, int64_t first_row, int64_t rows, int64_t hidden
 /// operators is there too.
 class Stack {
  public:
-  /// Loads or makes this rank's weights on the channel's device. Collective only in that all ranks call it.
+  /// Loads or makes this rank's weights on the channel's device. Collective only in that all ranks call it. Calls
+  /// `on_layer` whenever the weights of another layer lie where they stay; those from disk do from the beginning.
   static base::Result<std::unique_ptr<Stack>> create(const ModelConfig& config, const Problem& problem,
-                                                     Channel& channel);
+                                                     Channel& channel, const std::function<void()>& on_layer = {});
   virtual ~Stack() = default;
   /// input, output: my rows x hidden, fp32 on the host: token_rows of each micro-batch, one behind the other. All
   /// layers. With Part::moe each block of experts gets the input, and the output is the sum of what they give.
@@ -95,9 +98,11 @@ struct ExpertChoices {
 };
 
 /// fp64 oracle of the whole stack from the same (dtype-rounded) weights and input: tokens x hidden. On `device` >= 0
-/// with CUDA, else on the CPU with `threads` threads. `aborted` soon after `stop` is requested.
+/// with CUDA, else on the CPU with `threads` threads. `aborted` soon after `stop` is requested. `layers_done`, where
+/// given, counts meanwhile.
 base::Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem,
                                          const std::vector<float>& input, int device, int threads,
-                                         std::stop_token stop = {}, ExpertChoices* choices = nullptr);
+                                         std::stop_token stop = {}, ExpertChoices* choices = nullptr,
+                                         std::atomic<int64_t>* layers_done = nullptr);
 
 }  // namespace overlace::model

@@ -122,6 +122,7 @@ BlockStream::~BlockStream() = default;
 Status BlockStream::read_ahead() {
   const int64_t step = asked_++;
   Slot& slot = slot_of(step);
+  OVERLACE_ASSERT(step < released_ + std::ssize(slots_) && slot.pending == 0);  // nobody reads or fills it
   const size_t place = static_cast<size_t>(step % static_cast<int64_t>(slots_.size()));
   std::byte* at = memory_.data() + static_cast<int64_t>(place) * slot_bytes_;
   slot.step = step;
@@ -236,6 +237,7 @@ Result<std::span<const std::span<const std::byte>>> BlockStream::acquire(int blo
   OVERLACE_TRY(check_files(block));
   if (!slot.status.ok())
     return base::error(slot.status.code(), "block stream: block {}: {}", name_of(block), slot.status.message());
+  OVERLACE_ASSERT(slot.step == acquired_ && slot.pending == 0);  // it is filled, and with this block
   ++acquired_;
   ++stats_.blocks;
   for (const std::span<const std::byte> piece : slot.pieces) stats_.bytes += static_cast<int64_t>(piece.size());

@@ -159,9 +159,10 @@ Cache Cache::of_text(const std::string& text, const spec::Machine& machine) {
 }
 
 Cache Cache::shipped(const spec::Machine& machine) {
+  std::string lines;
   for (int i = 0; i < kNumShippedPlans; ++i)
-    if (kShippedPlans[i].machine == machine.name) return of_text(std::string(kShippedPlans[i].lines), machine);
-  return of_text("", machine);
+    if (kShippedPlans[i].machine == machine.name) lines.append(kShippedPlans[i].line).push_back('\n');
+  return of_text(lines, machine);
 }
 
 bool Cache::counts(const Json& line) const {

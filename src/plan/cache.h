@@ -12,14 +12,14 @@
 namespace overlace::plan {
 
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
-inline constexpr int kPlanVersion = 18;
+inline constexpr int kPlanVersion = 19;
 
-/// Lines of a Cache that come with the library, for a shipped machine. Generated from machine/*.plans.jsonl, which
+/// A line of a Cache that comes with the library, for a shipped machine. Generated from machine/*.plans.jsonl, which
 /// `overlace tune` wrote there.
-struct ShippedPlans {
-  std::string_view machine, lines;
+struct ShippedPlan {
+  std::string_view machine, line;
 };
-extern const ShippedPlans* const kShippedPlans;
+extern const ShippedPlan* const kShippedPlans;
 extern const int kNumShippedPlans;
 
 class Cache {

@@ -197,11 +197,16 @@ struct Planner::State {
         shipped(Cache::shipped(machine)),
         kept_in(with.kept_in) {}
 
-  /// The machine for small M, of the same GPUs.
+  /// The machine for small M, of the same GPUs and host.
   static std::optional<Machine> small_m_of(const Machine& machine) {
     if (machine.small_m_machine.empty()) return std::nullopt;
     Machine out = spec::find_machine(machine.small_m_machine);
     out.compute_capability = machine.compute_capability;
+    Machine::Latency& its = out.latency;
+    const Machine::Latency& own = machine.latency;
+    its.host_kernel_us = own.host_kernel_us, its.host_copy_us = own.host_copy_us;
+    its.host_collective_us = own.host_collective_us, its.host_call_us = own.host_call_us;
+    its.host_lanes_us = own.host_lanes_us;
     return out;
   }
 
@@ -313,7 +318,9 @@ struct Planner::State {
     if (left_out != 0)
       out.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, options.heap_bytes);
     if (!failure.empty()) out.reason += "; not measured: " + failure;
-    if (out.tier != Tier::probe && !has_small_m_kernel(op, figures)) {
+    // Where the file says what lanes cost the host, estimates have what this rule stands for.
+    const bool knows_host = figures.latency.host_lanes_us.value > 0;
+    if (out.tier != Tier::probe && !has_small_m_kernel(op, figures) && !knows_host) {
       if (const std::string why = too_little_to_hide(op, machine); !why.empty()) {
         settle_short(op, figures, &out);
         out.reason = why + "; " + out.reason;

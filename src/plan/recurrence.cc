@@ -70,7 +70,7 @@ void Recurrence::add_wide_sums(Steps* steps) const {
 double Recurrence::host_us(int kernels, int copies, int collectives) const {
   const auto& host = machine_.latency;
   return host.host_call_us.value + kernels * host.host_kernel_us.value + copies * host.host_copy_us.value +
-         collectives * host.host_collective_us.value;
+         collectives * host.host_collective_us.value + (copies > 0 ? host.host_lanes_us.value : 0);
 }
 
 double Recurrence::triggered_us() const { return machine_.latency.event_us.value + machine_.copy.trigger_us.value; }

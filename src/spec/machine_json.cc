@@ -315,6 +315,7 @@ void visit_costs(V& v, M& m) {
     w.figure("host_copy_us", l.host_copy_us, kMostUs);
     w.figure("host_collective_us", l.host_collective_us, kMostUs);
     w.figure("host_call_us", l.host_call_us, kMostUs);
+    w.figure("host_lanes_us", l.host_lanes_us, kMostUs);
   });
 }
 

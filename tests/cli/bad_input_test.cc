@@ -159,7 +159,7 @@ const std::vector<Case>& plan_cases() {
       {"plan_machine",
        {"explain", "--m", "8", "--n", "8", "--k", "8", "--machine", "nowhere"},
        2,
-       "machine: got nowhere, wanted a file that ends in .json or one of cpu2, h200x2, h200x4"},
+       "machine: got nowhere, wanted a file that ends in .json or one of cpu2, h200x2, h200x2_calibrated, h200x4"},
       {"plan_ranks", {"plan", "--m", "8", "--n", "8", "--k", "8", "-n", "65"}, 2, "--ranks is 65, wanted 1 to 64"},
       {"plan_tier",
        {"plan", "--m", "8", "--n", "8", "--k", "8", "--tier", "guess"},

@@ -285,6 +285,23 @@ TEST_F(Offload, IsPlanned) {
   EXPECT_EQ(plan.find("layer_bytes")->as_int(), weights().find("layer_bytes")->as_int());
   EXPECT_EQ(plan.find("resident_layers")->as_int(), weights().find("resident_layers")->as_int());
   EXPECT_EQ(plan.find("disk_layers")->as_int(), weights().find("streamed_layers")->as_int());
+  // The disk as it was measured.
+  std::vector<std::string> measured = {"--config",
+                                       "./config.json",
+                                       "--device-memory",
+                                       std::to_string(size),
+                                       "--tokens",
+                                       "36",
+                                       "--sequence-length",
+                                       "6",
+                                       "--json",
+                                       "-",
+                                       "--storage",
+                                       "disk.json"};
+  directory_.write("disk.json", R"({"storage": {"read_GBps": {"4096": 0.5, "1048576": 3.25}}})");
+  const Result by_storage = planned(measured);
+  ASSERT_EQ(by_storage.exit, 0) << by_storage.err;
+  EXPECT_EQ(Json::parse(by_storage.out).value().find("disk_bytes_per_s")->as_double(), 3.25e9);
   // Where activations leave, too.
   const std::string least = std::to_string(smallest(2, {"--micro-batch", "6"}));
   std::vector<std::string> words = {
@@ -306,6 +323,12 @@ TEST_F(Offload, IsPlanned) {
   refused({"--device-memory", "1MiB"}, 7, "--device-memory is 1MiB: device memory is 1048576 bytes, wanted ");
   refused({"--device-memory", "1GiB", "--layers", "0"}, 2, "--layers is 0, wanted 1 to 32");
   refused({"--device-memory", "1GiB", "--disk-gbps", "-1"}, 2, "--disk-gbps is -1, wanted more than 0");
+  refused({"--device-memory", "1GiB", "--disk-gbps", "2", "--storage", "disk.json"}, 2,
+          "--storage is disk.json and --disk-gbps is 2, wanted one of both");
+  directory_.write("disk.json", R"({"storage": {"read_GBps": {"4096": 0.5}}})");
+  refused({"--device-memory", "1GiB", "--storage", "disk.json"}, 2,
+          "disk.json: storage.read_GBps.1048576 is missing, wanted what overlace gnn diskbench --json writes");
+  refused({"--device-memory", "1GiB", "--storage", "none.json"}, 5, "cannot open none.json: ");
   refused({"--device-memory", "1GiB", "--tokens", "100", "--sequence-length", "30"}, 2,
           "--tokens is 100 and --sequence-length is 30, wanted a multiple of the latter");
 }

@@ -69,11 +69,11 @@ class Pool:
         return [value for _, value in answers]
 
     def end(self) -> list[str]:
-        """Lets the ranks leave; which of them did not in 30 s, or with another status than 0."""
+        """Lets the ranks leave; which of them did not in two minutes, or with another status than 0."""
         for pipe in self.pipes if not self.has_ended else []:
             with contextlib.suppress(OSError):
                 pipe.send(None)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         for process in self.processes if not self.has_ended else []:
             process.join(max(end - time.monotonic(), 0))
         codes = [] if self.has_ended else [process.exitcode for process in self.processes]

@@ -331,6 +331,70 @@ def test_compile_does_not_compile_again(x):
     torch._dynamo.reset()
 
 
+def test_what_is_compiled_has_no_graph_break_in_a_block(x):
+    """All blocks share one graph of their forward; a model that is compiled whole breaks between blocks only."""
+    resident = nn.Sequential(*[Mlp(WIDTH, 64) for _ in range(4)]).requires_grad_(False)
+    by_block, whole = copy.deepcopy(resident), copy.deepcopy(resident)
+    graphs: list[int] = []
+
+    def backend(graph, inputs):
+        graphs.append(sum(node.target is torch.relu for node in graph.graph.nodes))
+        return graph.forward
+
+    def compiled(model: nn.Module, call) -> list[int]:
+        torch._dynamo.reset()
+        graphs.clear()
+        with stream_blocks(model, "cpu"), torch.no_grad():
+            for step in range(3):
+                assert torch.equal(call(x + step), resident(x + step))
+        return list(graphs)
+
+    for block in by_block:
+        block.forward = torch.compile(block.forward, backend=backend, fullgraph=True)
+    assert compiled(by_block, by_block) == [1]
+    assert compiled(whole, torch.compile(whole, backend=backend)) == [1]
+    torch._dynamo.reset()
+
+
+class Attend(nn.Module):
+    """A block of a diffusion transformer: it modulates two streams by a time step and returns both."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.modulate, self.mix = nn.Linear(width, 4 * width), nn.Linear(width, width)
+
+    def forward(self, hidden: torch.Tensor, *, context: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        shift, scale, of_hidden, of_context = self.modulate(step).chunk(4, dim=-1)
+        both = self.mix(torch.cat([context, hidden]) * (1 + scale) + shift)
+        return context + of_context * both[: len(context)], hidden + of_hidden * both[len(context) :]
+
+
+@pytest.mark.parametrize("kind", ["host", "file"])
+def test_a_diffusion_transformer_denoises_to_the_same_bits(tmp_path, x, kind):
+    torch.manual_seed(3)
+    resident = nn.ModuleList(Attend(WIDTH) for _ in range(5)).requires_grad_(False)
+    blocks = copy.deepcopy(resident)
+    source = saved(resident, tmp_path / "d.safetensors", "transformer_blocks.") if kind == "file" else "host"
+
+    def denoised(stack: nn.ModuleList) -> list[torch.Tensor]:
+        out, image = [], x
+        for time in (1.0, 0.5, 0.25):
+            for guided in (False, True):  # two passes a step, as guidance has them
+                hidden, context = image, x[:3] * guided
+                for block in stack:
+                    context, hidden = block(hidden, context=context, step=torch.full((1, WIDTH), time))
+                out.append(hidden)
+            image = out[-2] + 2 * (out[-1] - out[-2])
+        return out
+
+    with torch.inference_mode():
+        wanted = denoised(resident)
+        with stream_blocks(blocks, "cpu", source=source) as stream:
+            for ours, theirs in zip(denoised(blocks), wanted, strict=True):
+                assert torch.equal(ours, theirs)
+            assert stream.stats()["blocks"] == 5 * 6
+
+
 # What is refused.
 
 
@@ -462,6 +526,19 @@ def test_arguments(x):
     with torch.no_grad():
         assert torch.equal(model(x), stack(3)(x))
     assert hooks(model) == 0
+
+
+def test_tensors_that_are_elsewhere_are_refused_before_anything_moves(x):
+    """As a tensor of the CPU is where a CUDA device was promised."""
+    model, resident = stack(3), stack(3)
+    with stream_blocks(model, "cpu") as stream, torch.no_grad():
+        first = model[0](x)
+        blocks = stream.stats()["blocks"]
+        for call in (lambda: model[1](first.to("meta")), lambda: model[0](x=x.to("meta"))):
+            with pytest.raises(overlace.InvalidArgument, match=r"blocks.\d was given a tensor on meta, wanted cpu"):
+                call()
+        assert stream.stats()["blocks"] == blocks
+        assert torch.equal(model[2](model[1](first)), resident(x))
 
 
 def test_a_child_is_told_so(x):

@@ -132,15 +132,16 @@ TEST_P(AsyncCollectiveTest, TrainsWithEveryRuleToTheSameBitsOnAllGroups) {
                                OuterRule::slow_mo, OuterRule::diloco}) {
     Co2Options co2{.rule = rule, .tau = 3};
     co2.check_every = 1;
+    const int steps = rule == OuterRule::co2 ? 100 : 14;
     // Threads without an adversary, for comparison.
     std::vector<float> wanted;
     if (mode != Mode::processes)
       run_host(n, Mode::threads, [&](AsyncCollective& outer) {
-        const std::vector<float> got = train(outer, co2, 14);
+        const std::vector<float> got = train(outer, co2, steps);
         if (outer.rank() == 0) wanted = got;
       });
     run_host(n, mode, [&, n = n](AsyncCollective& outer) {
-      const std::vector<float> got = train(outer, co2, 14);
+      const std::vector<float> got = train(outer, co2, steps);
       if (!wanted.empty()) {
         EXPECT_EQ(got, wanted);
       }

@@ -10,6 +10,8 @@
 #include "src/base/half.h"
 #include "src/base/trace.h"
 #include "src/exec/run.h"
+#include "src/model/layer_stream.h"
+#include "src/model/sharding.h"
 #include "src/model/stack.h"
 #include "tests/ranks/support/run_ranks.h"
 #include "tests/unit/model/safetensors_writer.h"
@@ -226,6 +228,29 @@ TEST(StackCallsTest, TimingCallsLeaveForwardAsItWas) {
     EXPECT_EQ(missing.code(), Errc::invalid_argument);
     EXPECT_NE(missing.message().find("none for site \"down\""), std::string::npos) << missing.message();
   });
+}
+
+TEST(StackCallsTest, EachLayerThatIsLoadedIsToldOnce) {
+  const ModelConfig config = parse_config(R"({"model_type": "llama", "hidden_size": 24, "intermediate_size": 16,
+      "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6})",
+                                          "test")
+                                 .value();
+  Problem problem;
+  problem.layers = 5;
+  problem.tokens = problem.sequence_length = 8;
+  const Shard shard = make_shard(config, problem, 0, 2).value();
+  const int64_t layer = LayerLayout(config, shard, problem.dtype).bytes();
+  const int64_t three_slots = activation_bytes(config, problem, shard) + 3 * layer;
+  for (const int64_t device_bytes : {int64_t{0}, three_slots}) {
+    problem.device_bytes = device_bytes;
+    test::run_ranks(2, test::Mode::threads, [&](Runtime& runtime) {
+      int told = 0;
+      const auto stack =
+          Stack::create(config, problem, runtime.world().channel(StreamRef::cpu()), [&] { ++told; }).value();
+      EXPECT_EQ(told, 5) << device_bytes;
+      EXPECT_EQ(stack->weight_stats().streamed_layers, device_bytes == 0 ? 0 : 4);
+    });
+  }
 }
 
 TEST(StackCallsTest, TracesNameTheSitesAndShowTheWorkBetweenThem) {

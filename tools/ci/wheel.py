@@ -24,6 +24,14 @@ LARGE = 1_000_000  # a file of the library's code; the only one
 # Libraries of another package imported first: not copied into the wheel. What is opened at run time needs no such word.
 EXCLUDED = ("libtorch*", "libc10*")
 PROGRAM = "import overlace; print(overlace.__version__, overlace.{name} is not None)"
+GUIDE = ROOT / "docs" / "guides" / "transformers.md"
+MODEL = """
+import torch, transformers
+torch.manual_seed(1)
+sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=32, max_position_embeddings=64)
+transformers.LlamaForCausalLM(config).save_pretrained("model")
+"""
 VERSIONS = "import importlib.metadata, overlace; print(importlib.metadata.version('overlace'), overlace.__version__)"
 
 
@@ -151,12 +159,27 @@ def installed_cases(name: str, wheel: Path, torch: Path | None, folder: Path) ->
     if torch is not None:  # that of another environment, found behind the own packages
         env["PYTHONPATH"] = str(torch.parent)
         yield step(f"{name}: import", run([str(python), "-c", PROGRAM.format(name="ops")], 120, env, cwd=folder))
+        yield guide_case(name, python, env, folder)
     else:
         yield step(f"{name}: import", run([str(python), "-c", PROGRAM.format(name="Error")], 60, env, cwd=folder))
         refused = run([str(python), "-c", PROGRAM.format(name="ops")], 60, env, cwd=folder)
         said = "overlace was built without torch" in refused.output and refused.rc == 1
         yield Case(f"{name}: says why", PASSED) if said else Case(f"{name}: says why", FAILED, refused.why())
     yield from program_cases(name, folder)
+
+
+def guide_case(name: str, python: Path, env: dict[str, str], folder: Path) -> Case:
+    """The program of the guide for Hugging Face models, on two CPU ranks and what is installed."""
+    program = re.search(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    (folder / "compare.py").write_text(program[1] if program else "raise SystemExit('the guide has no program')")
+    env = {**env, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    made = run([str(python), "-c", MODEL], 120, env, cwd=folder)
+    if made.rc != 0:
+        return step(f"{name}: guide, model", made)
+    torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run([*torchrun, "compare.py", "model"], 300, env, cwd=folder)
+    right = done.rc == 0 and "4 calls of gemm_ar in a forward of 2 layers" in done.output
+    return Case(f"{name}: guide", PASSED) if right else Case(f"{name}: guide", FAILED, done.why())
 
 
 def program_cases(name: str, folder: Path) -> Iterator[Case]:

@@ -19,8 +19,8 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 import overlace
-from overlace.compile.match import Left
-from overlace.compile.rewrite import Candidate, Problem, Rules, rewrite
+from overlace.compile.match import Left, Problem
+from overlace.compile.rewrite import Candidate, Rules, rewrite
 from overlace.context import Context, context_of, group_name, open_contexts
 from overlace.errors import InvalidArgument
 from overlace.planning import Plan
@@ -100,7 +100,7 @@ class Pass(CustomGraphPass):
         chosen = self._plans.get((context.name, problem))
         if chosen is None:  # layers are alike
             more: dict[str, Any] = {"bias": problem.bias, "return_a": problem.return_a, "dtype": problem.dtype}
-            more["b_layout"] = problem.b_layout
+            more |= {"b_layout": problem.b_layout, "scales": problem.scales, "out_dtype": problem.out_dtype}
             chosen = plan_of(problem.op, problem.m, problem.n, problem.k, group=context.name, **more)
             self._plans[context.name, problem] = chosen
         if chosen.is_library:

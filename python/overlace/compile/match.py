@@ -18,6 +18,7 @@ COLLECTIVES |= {c10d.all_to_all_single.default}
 NOT_YET = {c10d.all_gather_into_tensor_coalesced.default}
 NOT_YET |= {c10d.reduce_scatter_tensor_coalesced.default, c10d.all_reduce_coalesced.default, c10d.broadcast.default}
 WAIT = c10d.wait_tensor.default
+FP8 = torch.float8_e4m3fn
 
 
 class Left(Exception):
@@ -30,6 +31,27 @@ class Product:
     a: Node
     b: Node
     bias: Node | None = None
+    scales: tuple[Node, Node] | None = None  # those of a and b where they are float8_e4m3fn
+
+    @property
+    def is_plain(self) -> bool:
+        return self.bias is None and self.scales is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What would be computed, for who decides whether it is worth it. Sizes as overlace.plan takes them."""
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    bias: bool = False
+    return_a: bool = False
+    b_layout: str = "nk"
+    scales: str = "none"
+    out_dtype: torch.dtype | None = None
 
 
 def args_of(node: Node) -> Any:
@@ -45,6 +67,16 @@ def check_dtypes(dtype: torch.dtype, nodes: Iterable[Node]) -> None:
     for node in nodes:
         if node.meta["val"].dtype != dtype:
             raise Left(f"the dtypes of a product differ: {node.meta['val'].dtype} and {dtype}")
+
+
+def check_bias(bias: Node | None) -> None:
+    """Operators add a vector without gaps."""
+    if bias is None:
+        return
+    if len(shape_of(bias)) != 1:
+        raise Left("what is added to the product is no vector")
+    if not bias.meta["val"].is_contiguous():
+        raise Left("what is added to the product has gaps between its elements")
 
 
 def same(a: Any, b: Any) -> bool:
@@ -71,7 +103,16 @@ def product_of(node: Node) -> Product | None:
     if node.target is aten.addmm.default and all(factor == 1 for factor in node.kwargs.values()):
         bias, a, b = args_of(node)
         return Product(node, a, b, bias)
-    return None
+    return _scaled_product_of(node) if node.target is aten._scaled_mm.default else None
+
+
+def _scaled_product_of(node: Node) -> Product | None:
+    names = [argument.name for argument in aten._scaled_mm.default._schema.arguments]
+    given = dict(zip(names, args_of(node), strict=False)) | node.kwargs
+    a, b = given["self"], given["mat2"]
+    if given.get("scale_result") is not None or any(x.meta["val"].dtype != FP8 for x in (a, b)):
+        return None
+    return Product(node, a, b, given.get("bias"), (given["scale_a"], given["scale_b"]))
 
 
 def hint(size: Any) -> int:
@@ -84,6 +125,14 @@ def hint(size: Any) -> int:
 
 def what(node: Node) -> str:
     return node.op if node.op != "call_function" else str(node.target).removeprefix("aten.")
+
+
+def problem_of(op: str, products: list[Product], bias: bool, scales: str = "none") -> Problem:
+    """The problem of the sum of the products as one."""
+    m, n = (hint(size) for size in shape_of(products[0].node))
+    k = sum(hint(shape_of(p.a)[1]) for p in products)
+    dtype, out_dtype = products[0].a.meta["val"].dtype, products[0].node.meta["val"].dtype
+    return Problem(op, m, n, k, dtype, bias, scales=scales, out_dtype=out_dtype)
 
 
 def _parts(node: Node) -> list[Node] | None:
@@ -172,6 +221,10 @@ class Consumers:
     products: list[Product] = dataclasses.field(default_factory=list)
     sums: list[tuple[Node, Node, bool]] = dataclasses.field(default_factory=list)  # product, other factor, transposed
     others: list[Node] = dataclasses.field(default_factory=list)
+    views: list[Node] = dataclasses.field(default_factory=list)  # between the gathered rows and those
+
+    def nodes(self) -> list[Node]:
+        return [*(p.node for p in self.products), *(node for node, *_ in self.sums), *self.others]
 
 
 def consumers_of(full: Node) -> Consumers:
@@ -182,15 +235,17 @@ def consumers_of(full: Node) -> Consumers:
         for user in node.users:
             product = product_of(user)
             if user.target in VIEWS and keeps_last(user) and len(shape_of(user)) > 1:
+                found.views.append(user)
                 rows.append(user)
             elif is_matrix and product is not None and product.a is node and product.b is not node:
                 found.products.append(product)
-            elif is_matrix and product is not None and product.b is node and product.bias is None:
+            elif is_matrix and product is not None and product.b is node and product.is_plain:
                 found.sums.append((user, product.a, True))
             elif is_matrix and is_transpose(user):
+                found.views.append(user)
                 for behind in user.users:
                     product = product_of(behind)
-                    if product is not None and product.a is user and product.bias is None and product.b is not user:
+                    if product and product.is_plain and product.a is user and product.b is not user:
                         found.sums.append((behind, product.b, False))
                     else:
                         found.others.append(behind)

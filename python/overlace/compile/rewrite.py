@@ -8,6 +8,7 @@
 | product or sum of products, all_reduce, wait_tensor | gemm_ar |
 | product or sum of products, all_to_all_single of equal parts, wait_tensor | gemm_a2a |
 | all_to_all_single of equal parts, wait_tensor, then a product of its rows | a2a_gemm |
+| _scaled_mm of float8_e4m3fn in place of the product | ag_gemm_scaled, gemm_rs_scaled, gemm_ar_scaled |
 
 Views, and the split and cat by which another dimension than the first is gathered or scattered, may be in between. What
 does not fit stays as it is, with the reason in its Candidate.
@@ -27,21 +28,25 @@ from torch.fx import Graph, Node
 from overlace.compile.engines import give_back, stand_in
 from overlace.compile.match import (
     COLLECTIVES,
+    FP8,
     NOT_YET,
     VIEWS,
     WAIT,
     Consumers,
     Left,
+    Problem,
     Product,
     adds_alike,
     args_of,
     aten,
     c10d,
+    check_bias,
     check_dtypes,
     consumers_of,
     end_of_gather,
     hint,
     keeps_last,
+    problem_of,
     same,
     shape_of,
     start_of_scatter,
@@ -49,6 +54,7 @@ from overlace.compile.match import (
     take_results_themselves,
     what,
 )
+from overlace.compile.scaled import gather_scaled, kind_of_scales, of_one_element
 from overlace.compile.sizes import free_sizes, written_sizes
 
 if TYPE_CHECKING:
@@ -72,20 +78,6 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """What would be computed, for who decides whether it is worth it. Sizes as overlace.plan takes them."""
-
-    op: str
-    m: int
-    n: int
-    k: int
-    dtype: torch.dtype
-    bias: bool = False
-    return_a: bool = False
-    b_layout: str = "nk"
-
-
-@dataclasses.dataclass(frozen=True)
 class Rules:
     """context: of a group's name, or raises Left. decide: why to rewrite, or raises Left. plan: for the operators.
     names: of process groups, by the names that serving engines use."""
@@ -104,38 +96,41 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
         return []
     free_sizes(graph)
     take_results_themselves(graph)
-    rewriter = _Rewriter(graph, rules)
+    rewriter = Rewriter(graph, rules)
     handlers = {
         c10d.all_gather_into_tensor.default: rewriter.gather,
         c10d.reduce_scatter_tensor.default: rewriter.reduce,
         c10d.all_reduce.default: rewriter.reduce,
         c10d.all_to_all_single.default: rewriter.exchange,
     }
-    found, left = [], set()
-    for node in collectives:
+    found, left = {}, set()
+    for node in sorted(collectives, key=lambda node: not _gathers_fp8(node)):  # before their scales
         name, group = node.name, args_of(node)[-1]
         try:
             if node.target in NOT_YET:
                 raise Left("overlace has no operator for it yet")
-            became, reason = handlers[node.target](node)
+            became, reason = rewriter.taken.get(node) or handlers[node.target](node)
         except Left as why:
             became, reason = "", str(why)
             left.add(node)
-        found.append(Candidate(name, str(group), became, reason))
+        found[node] = Candidate(name, str(group), became, reason)
     give_back(graph, stood_in, left)
-    return found
+    return [found[node] for node in collectives]
+
+
+def _gathers_fp8(node: Node) -> bool:
+    return getattr(node.meta["val"], "dtype", None) == FP8  # of coalesced collectives it is a list
 
 
 def _is_pure(node: Node) -> bool:
     return node.target in _PURE or not node.is_impure()  # the latter takes long
 
 
-class _Rewriter:
+class Rewriter:
     def __init__(self, graph: Graph, rules: Rules) -> None:
         self.graph, self.rules = graph, rules
-        # Where a node stands; new ones lie between their neighbours.
-        self.position: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
         self.nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self.taken: dict[Node, tuple[str, str]] = {}  # collectives that became a part of another's operator
         self.last: Node = next(iter(graph.nodes))  # new nodes come behind it
         self.like: Node | None = None  # they tell of the same lines of the user's program
 
@@ -144,7 +139,7 @@ class _Rewriter:
         stack = [collective]
         while stack:
             first: dict[str, Node] = {}
-            for user in sorted(stack.pop().users, key=self.position.__getitem__):
+            for user in sorted(stack.pop().users):
                 if user.target not in _MERGED:
                     continue
                 same_as = first.setdefault(f"{user.target} {args_of(user)} {user.kwargs}", user)
@@ -166,9 +161,11 @@ class _Rewriter:
         node.meta["val"] = val
         if self.like is not None and "stack_trace" in self.like.meta:
             node.meta["stack_trace"] = self.like.meta["stack_trace"]
-        self.position[node] = math.floor(self.position[self.last]) + 0.5
         self.last = node
         return node
+
+    def with_plan(self) -> dict[str, Any]:
+        return {"plan": self.rules.plan} if self.rules.plan else {}
 
     def size(self, node: Node, dim: int) -> int | Node:
         """A size as an argument: a number, or a node where it may change."""
@@ -229,7 +226,7 @@ class _Rewriter:
         def visit(node: Node) -> None:
             if node in not_there:
                 raise Left("its other operand depends on the collective")
-            if node in seen or self.position[node] <= self.position[behind]:
+            if node in seen or node <= behind:
                 return
             seen.add(node)
             is_plain = node.op in ("call_function", "get_attr") and _is_pure(node)
@@ -248,8 +245,25 @@ class _Rewriter:
         self.last, self.like = behind, like
         for node in order:
             self.last.append(node)
-            self.position[node] = math.floor(self.position[behind]) + 0.5
             self.last = node
+
+    def before_first(self, consumers: Consumers, collective: Node, full: Node) -> tuple[Node, set[Node]]:
+        """Behind which node the call comes that gives what consumers take, so that most operands are there by then; and
+        what is not there yet."""
+        kept = [user for user in collective.users if user.target is not WAIT]
+        first = min((*consumers.nodes(), *kept), default=None)
+        return (full if first is None else first.prev), {full, *consumers.views}
+
+    def move_views(self, consumers: Consumers) -> None:
+        """Views of what was gathered that stand before the call which gives it come behind that; without users they
+        go."""
+        views = sorted(view for view in consumers.views if not view._erased)
+        for view in reversed(views):
+            if not view.users:
+                self.graph.erase_node(view)
+        for view in [view for view in views if not view._erased and view < self.last]:
+            self.last.append(view)
+            self.last = view
 
     # ---- all-gather ----
 
@@ -263,13 +277,16 @@ class _Rewriter:
             raise Left("it gathers a vector")
         if dim == len(shape) - 1:
             raise Left("it gathers the dimension that is summed over")
+        consumers = consumers_of(full)
+        if any(product.scales is not None for product in consumers.products):
+            return gather_scaled(self, collective, full, dim, consumers, context)
         if dtype not in _DTYPES:
             raise Left(f"it gathers {dtype}")
-        consumers = consumers_of(full)
         is_kept = len(collective.users) > 1
         if is_kept and dim != 0:
             raise Left("what came is kept in the order of the ranks")
-        products, order, why = self._fitting(consumers, full, dtype)
+        behind, not_there = self.before_first(consumers, collective, full)
+        products, order, why = self._fitting(consumers, behind, not_there, dtype)
         if not products:
             if consumers.sums and not consumers.others and not is_kept:
                 return self._weight_gradients(consumers, collective, full, dim, context)
@@ -284,23 +301,25 @@ class _Rewriter:
         problem = Problem(op, rows, widest, hint(shape[-1]), dtype, has_bias, needs_full)
         reason = self.rules.decide(context, problem)
 
-        self.begin(full, order, products[0].node)
+        self.begin(behind, order, products[0].node)
         self._ag_gemm(products, collective, full, dim, needs_full)
+        self.move_views(consumers)
         self.erase(full, collective)
         notes = [f"{len(products)} products"] if len(products) > 1 else []
         notes += ["the gathered rows are a result too"] if needs_full else []
         return op, "; ".join([*notes, reason])
 
-    def _fitting(self, consumers: Consumers, full: Node, dtype: torch.dtype) -> tuple[list[Product], list[Node], str]:
+    def _fitting(
+        self, consumers: Consumers, behind: Node, not_there: set[Node], dtype: torch.dtype
+    ) -> tuple[list[Product], list[Node], str]:
         """The products that can be part of one call, what must be computed earlier for them, why not the others."""
         products, order, why = [], [], ""
-        for product in sorted(consumers.products, key=lambda p: self.position[p.node]):
+        for product in sorted(consumers.products, key=lambda p: p.node):
             operands = [product.b] if product.bias is None else [product.b, product.bias]
             try:
                 check_dtypes(dtype, (product.node, *operands))
-                if product.bias is not None and len(shape_of(product.bias)) != 1:
-                    raise Left("what is added to the product is no vector")
-                order += [n for n in self.moved(operands, full, {full}) if n not in order]
+                check_bias(product.bias)
+                order += [n for n in self.moved(operands, behind, not_there) if n not in order]
                 products.append(product)
             except Left as left:
                 why = str(left)
@@ -313,10 +332,8 @@ class _Rewriter:
         has_all = all(b is not None for b in biases)
         outs = [p.node.meta["val"] for p in products]
         val = full.meta["val"]
-        gathered = self._gathered_val(full, dim) if needs_full else self._nothing_like(val)
-        kwargs: dict[str, Any] = {"return_a": True} if needs_full else {}
-        if self.rules.plan:
-            kwargs["plan"] = self.rules.plan
+        gathered = self.gathered_val(full, dim) if needs_full else self.nothing_like(val)
+        kwargs: dict[str, Any] = ({"return_a": True} if needs_full else {}) | self.with_plan()
         both = self.call(
             torch.ops.overlace.ag_gemm.default,
             a,
@@ -337,15 +354,19 @@ class _Rewriter:
             product.node.replace_all_uses_with(new)
             self.erase(product.node)
         if needs_full:
-            new = self.rows_back(self.call(operator.getitem, both, 0, val=gathered), self.sizes(shard), dim)
-            full.replace_all_uses_with(new)
-            collective.replace_all_uses_with(new, delete_user_cb=lambda user: user.target is not WAIT)
+            self.put_gathered(both, gathered, shard, dim, full, collective)
 
-    def _gathered_val(self, full: Node, dim: int) -> torch.Tensor:
+    def put_gathered(self, both: Node, val: torch.Tensor, shard: Node, dim: int, full: Node, collective: Node) -> None:
+        """The first result of `both` in place of what was gathered."""
+        new = self.rows_back(self.call(operator.getitem, both, 0, val=val), self.sizes(shard), dim)
+        full.replace_all_uses_with(new)
+        collective.replace_all_uses_with(new, delete_user_cb=lambda user: user.target is not WAIT)
+
+    def gathered_val(self, full: Node, dim: int) -> torch.Tensor:
         val = full.meta["val"]
         return val if val.dim() == 2 and dim == 0 else val.new_empty((math.prod(val.shape[:-1]), val.shape[-1]))
 
-    def _nothing_like(self, val: torch.Tensor) -> torch.Tensor:
+    def nothing_like(self, val: torch.Tensor) -> torch.Tensor:
         key = (val.dtype, val.device)
         if key not in self.nothing:
             self.nothing[key] = val.new_empty((0, 0))
@@ -357,7 +378,7 @@ class _Rewriter:
         shard, _, name = args_of(collective)
         dtype = full.meta["val"].dtype
         nodes = [node for node, *_ in consumers.sums]
-        first = min(nodes, key=self.position.__getitem__)
+        first = min(nodes)
         factors = [factor for _, factor, _ in consumers.sums]
         check_dtypes(dtype, factors)
         rows, k = math.prod(hint(size) for size in shape_of(full)[:-1]), hint(shape_of(full)[-1])
@@ -372,7 +393,7 @@ class _Rewriter:
             dy = self.call(aten.permute.default, factor, [1, 0]) if is_transposed else factor
             dys.append(dy if dim == 0 else self._in_gathered_order(dy, shard, dim))
         results = [x.meta["val"].new_empty((shape_of(x)[1], shape_of(dy)[1])) for dy in dys]
-        kwargs = {"plan": self.rules.plan} if self.rules.plan else {}
+        kwargs = self.with_plan()
         every = self.call(torch.ops.overlace.ag_wgrad.default, x, dys, 0, name, val=results, **kwargs)
         for i, (node, _, is_transposed) in enumerate(consumers.sums):
             new = self.call(operator.getitem, every, i, val=results[i])
@@ -392,8 +413,8 @@ class _Rewriter:
 
     def reduce(self, collective: Node) -> tuple[str, str]:
         is_scatter = collective.target is c10d.reduce_scatter_tensor.default
-        packet = torch.ops.overlace.gemm_rs if is_scatter else torch.ops.overlace.gemm_ar
-        op = packet.__name__
+        own = torch.ops.overlace
+        packets = (own.gemm_rs, own.gemm_rs_scaled) if is_scatter else (own.gemm_ar, own.gemm_ar_scaled)
         given, reduce_op, name = args_of(collective)[0], args_of(collective)[1], args_of(collective)[-1]
         context = self.rules.context(name)
         wait = self.wait_of(collective)
@@ -406,26 +427,34 @@ class _Rewriter:
         if is_scatter and (len(shape) < 2 or dim == len(shape) - 1):
             raise Left("it scatters the columns of the product")
         products = summands(source, keeps_last if is_scatter else lambda view: True)
-        check_dtypes(dtype, (x for p in products for x in (p.node, p.a)))
+        scales = kind_of_scales(products)
+        packet = packets[scales != "none"]
+        check_dtypes(dtype, (x for p in products for x in ((p.node, p.a) if scales == "none" else (p.node,))))
         if any(
             not same(x, y) for p in products for x, y in zip(*map(shape_of, (p.node, products[0].node)), strict=True)
         ):
             raise Left("the shapes of the products differ")
         bias = self._bias_of(products, reduce_op, context.size)
         if is_scatter and (late := self._merged_into(wait, source, dim, products, context)) is not None:
-            return op, f"part of {late.name}: the sums are added before they are scattered"
-        reason = self.rules.decide(context, _problem_of(op, products, bias is not None))
+            return packet.__name__, f"part of {late.name}: the sums are added before they are scattered"
+        reason = self.rules.decide(context, problem_of(packets[0].__name__, products, bias is not None, scales))
         sizes = written_sizes(source) if is_scatter or len(shape) != 2 else [-1, -1]
 
         self.begin(collective.prev, [], products[0].node)
-        factors = [p.a if dim == 0 else self.rows_first(self._unflattened(p.a, sizes), dim) for p in products]
+        factors = [self._rows_of(p.a, sizes, dim) for p in products]
         a, b = factors[0], products[0].b
         if len(products) > 1:
             a = self.call(aten.cat.default, factors, 1)
             b = self.call(aten.cat.default, [p.b for p in products])
-        kwargs = {"plan": self.rules.plan} if self.rules.plan else {}
+        kwargs, factors = self.with_plan(), [a, b]
+        if products[0].scales is not None:
+            of_a, of_b = products[0].scales
+            is_rows = scales == "rows"
+            of_a = self._rows_of(of_a, sizes, dim) if is_rows else of_one_element(self, of_a)
+            factors = [a, of_a, b, of_b if is_rows else of_one_element(self, of_b)]
+            kwargs["out_dtype"] = dtype
         like = wait.meta["val"]
-        operands = (a, b, bias, reduce_op, *([0] if is_scatter else []), name)
+        operands = (*factors, bias, reduce_op, *([0] if is_scatter else []), name)
         val = like if len(shape) == 2 else like.new_empty((like.numel() // shape_of(b)[1], shape_of(b)[1]))
         new = self.call(packet.default, *operands, val=val, **kwargs)
         if is_scatter:
@@ -435,7 +464,7 @@ class _Rewriter:
         wait.replace_all_uses_with(new)
         collective.replace_all_uses_with(new, delete_user_cb=lambda user: user is not wait)
         self.erase(wait)
-        return op, f"{len(products)} products are one along K; {reason}" if len(products) > 1 else reason
+        return packet.__name__, f"{len(products)} products are one along K; {reason}" if len(products) > 1 else reason
 
     # ---- all-to-all ----
 
@@ -464,11 +493,12 @@ class _Rewriter:
         dtype, name = args_of(collective)[0].meta["val"].dtype, args_of(collective)[-1]
         biases = [p.bias for p in products if p.bias is not None]
         check_dtypes(dtype, (x for p in products for x in (p.node, p.a)))
-        if len(biases) > 1 or any(len(shape_of(bias)) != 1 for bias in biases):
+        if len(biases) > 1:
             raise Left("what is added to the product is no vector")
         bias = biases[0] if biases else None
+        check_bias(bias)
         op = torch.ops.overlace.gemm_a2a.__name__
-        problem = _problem_of(op, products, bias is not None)
+        problem = problem_of(op, products, bias is not None)
         reason = self.rules.decide(context, dataclasses.replace(problem, m=problem.m * context.size))
         sizes = written_sizes(args_of(collective)[0])
         self.begin(collective.prev, [], products[0].node)
@@ -476,7 +506,7 @@ class _Rewriter:
         if len(products) > 1:
             a = self.call(aten.cat.default, [p.a for p in products], 1)
             b = self.call(aten.cat.default, [p.b for p in products])
-        kwargs = {"plan": self.rules.plan} if self.rules.plan else {}
+        kwargs = self.with_plan()
         val = products[0].node.meta["val"]
         new = self.call(torch.ops.overlace.gemm_a2a.default, a, b, bias, name, val=val.new_empty(val.shape), **kwargs)
         new = self.rows_back(new, sizes, 0)
@@ -489,11 +519,12 @@ class _Rewriter:
         """The exchange hides behind the widest product; others take what came."""
         given, name = args_of(collective)[0], args_of(collective)[-1]
         dtype = given.meta["val"].dtype
-        fitting, _, why = self._fitting(consumers, wait, dtype)
+        behind, not_there = self.before_first(consumers, collective, wait)
+        fitting, _, why = self._fitting(consumers, behind, not_there, dtype)
         if not fitting:
             raise Left(why)
         product = max(fitting, key=lambda p: hint(shape_of(p.b)[1]))
-        _, order, _ = self._fitting(Consumers([product]), wait, dtype)
+        _, order, _ = self._fitting(Consumers([product]), behind, not_there, dtype)
         num_others = len(consumers.products) - 1 + len(consumers.sums) + len(consumers.others)
         needs_rows = num_others > 0 or len(collective.users) > 1
         rows, (n, k) = math.prod(hint(size) for size in shape_of(wait)[:-1]), map(hint, reversed(shape_of(product.b)))
@@ -502,20 +533,17 @@ class _Rewriter:
         problem = Problem(packet.__name__, rows * context.size, n, k, dtype, has_bias, needs_rows)
         reason = self.rules.decide(context, problem)
 
-        self.begin(wait, order, product.node)
+        self.begin(behind, order, product.node)
         out = product.node.meta["val"]
-        came = out.new_empty((rows, k)) if needs_rows else self._nothing_like(out)
-        kwargs: dict[str, Any] = {"return_a": True} if needs_rows else {}
-        if self.rules.plan:
-            kwargs["plan"] = self.rules.plan
+        came = out.new_empty((rows, k)) if needs_rows else self.nothing_like(out)
+        kwargs: dict[str, Any] = ({"return_a": True} if needs_rows else {}) | self.with_plan()
         operands = (self.as_matrix(given), product.b, product.bias, name)
         both = self.call(packet.default, *operands, val=(came, out), **kwargs)
         product.node.replace_all_uses_with(self.call(operator.getitem, both, 1, val=out))
         self.erase(product.node)
         if needs_rows:
-            new = self.rows_back(self.call(operator.getitem, both, 0, val=came), self.sizes(given), 0)
-            wait.replace_all_uses_with(new)
-            collective.replace_all_uses_with(new, delete_user_cb=lambda user: user.target is not WAIT)
+            self.put_gathered(both, came, given, 0, wait, collective)
+        self.move_views(consumers)
         self.erase(wait, collective)
         return packet.__name__, f"the rows that came are a result too; {reason}" if needs_rows else reason
 
@@ -533,14 +561,14 @@ class _Rewriter:
         try:
             late_source, late_dim = start_of_scatter(args_of(late)[0], context.size)
             more = summands(late_source, keeps_last)
-            if any(p.bias is not None for p in (*products, *more)):
+            if any(p.bias is not None or p.scales is not None for p in (*products, *more)):
                 return None
-            self.rules.decide(context, _problem_of(torch.ops.overlace.gemm_rs.__name__, [*products, *more], False))
+            self.rules.decide(context, problem_of(torch.ops.overlace.gemm_rs.__name__, [*products, *more], False))
         except Left:
             return None
         is_alike = late_dim == dim and len(shape_of(late_source)) == len(shape_of(source))
         alone = len(other.users) == 1 and len(late.users) == 1 and len(args_of(wait)[0].users) == 1
-        if not (is_alike and alone and self.position[source] < self.position[late_source]):
+        if not (is_alike and alone and source < late_source):
             return None
         user = next(iter(late_source.users))
         self.begin(late_source, [], products[0].node)
@@ -550,8 +578,11 @@ class _Rewriter:
         self.erase(add)
         return late
 
-    def _unflattened(self, a: Node, sizes: Sequence[int | Node]) -> Node:
-        return self.call(aten.reshape.default, a, [*sizes[:-1], self.size(a, 1)])
+    def _rows_of(self, a: Node, sizes: Sequence[int | Node], dim: int) -> Node:
+        """A matrix whose rows are those of a tensor of `sizes`, cut along `dim` of that."""
+        if dim == 0:
+            return a
+        return self.rows_first(self.call(aten.reshape.default, a, [*sizes[:-1], self.size(a, 1)]), dim)
 
     def _bias_of(self, products: list[Product], reduce_op: str, ranks: int) -> Node | None:
         """What is added once. A rank's part of a vector that all hold alike is that vector over the ranks."""
@@ -564,11 +595,5 @@ class _Rewriter:
         )
         if len(biases) > 1 or not is_part or reduce_op != "sum" or not isinstance(args_of(bias)[0], Node):
             raise Left("each rank adds a vector of its own")
+        check_bias(args_of(bias)[0])
         return args_of(bias)[0]
-
-
-def _problem_of(op: str, products: list[Product], bias: bool) -> Problem:
-    """The problem of the sum of the products as one."""
-    m, n = (hint(size) for size in shape_of(products[0].node))
-    k = sum(hint(shape_of(p.a)[1]) for p in products)
-    return Problem(op, m, n, k, products[0].node.meta["val"].dtype, bias)

@@ -5,6 +5,7 @@
         model.generate(...)
     stream.close()
 
+States of an optimizer do so while it steps: StreamedStates(torch.optim.AdamW(...)).
 Wants torch, but not overlace's operators.
 """
 
@@ -17,6 +18,7 @@ from overlace.errors import Unsupported
 if importlib.util.find_spec("torch") is None:
     raise Unsupported("overlace.offload: torch is not installed; wanted any torch >= 2.6")
 
+from overlace.offload.states import StreamedStates
 from overlace.offload.stream import StreamedBlocks, stream_blocks
 
-__all__ = ["StreamedBlocks", "stream_blocks"]
+__all__ = ["StreamedBlocks", "StreamedStates", "stream_blocks"]

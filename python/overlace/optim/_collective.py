@@ -67,27 +67,32 @@ def transport_of(
     layout: Layout,
     *,
     is_auto: bool,
+    state: str = "device",
 ) -> tuple[str, bool]:
     """Gives "host", "nccl" or "process_group", and whether it takes the memory of `device`, the GPU that has all
     parts. InvalidArgument, Unsupported where it cannot be what was asked for, of which some is for "host" alone.
     Collective where it is "auto"."""
     choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2, "nccl": 3})
+    is_on_host = bool(choice("state", state, {"device": 0, "host": 1}))
     device_transports = _device_transports() if device is not None else {}
     asked = (
         (options.wire_dtype == DTYPES[torch.int8], "wire_dtype is torch.int8"),
         (bool(options.whole_boundaries), "on_failure is 'drop_group'"),
     )
     if transport == "auto":
-        takes_nccl = device_transports.get("nccl", False) and link is None and not any(is_so for is_so, _ in asked)
+        takes_nccl = device_transports.get("nccl", False) and link is None and not is_on_host
+        takes_nccl = takes_nccl and not any(is_so for is_so, _ in asked)
         transport = _auto(group, device, takes_nccl=takes_nccl)
     if transport == "host":
-        return transport, device_transports.get("host", False)
+        return transport, device_transports.get("host", False) and not is_on_host
     if link is not None:
         raise InvalidArgument(f"CO2: link is {link!r} with transport {transport!r}, wanted transport 'host'")
     for is_asked, what in asked:
         if is_asked:
             raise Unsupported(f"CO2: {what} with transport {transport!r}; supported: 'host'")
     if transport == "nccl":
+        if is_on_host:
+            raise Unsupported("CO2: state is 'host' with transport 'nccl'; supported: 'host', 'process_group'")
         if device is None:
             raise Unsupported("CO2: transport is 'nccl' with parameters that are not all on one GPU; supported: 'host'")
         if isinstance(layout, Sharded) and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":

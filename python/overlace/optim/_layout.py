@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from overlace.errors import InvalidArgument, Unsupported
 from overlace.optim.groups import hook_group
@@ -68,6 +69,21 @@ def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def told(layout: Layout, group: dist.ProcessGroup) -> Layout:
+    """The layout, with warnings to the program of what is taken and may not be what was meant."""
+    if group.size() == 1:
+        text = "CO2: outer_group has one rank, so this group trains alone and nothing is exchanged"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    for name, p in layout.parameters.items():
+        if p.dtype != torch.float32:
+            text = (
+                f"CO2: parameter {name} is {p.dtype}; anchors are float32, and it is rounded from them at each boundary"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            break
+    return layout
+
+
 class Layout:
     """One rank a group: whole parameters. The others change what is written below."""
 
@@ -91,10 +107,11 @@ class Layout:
 
     def local(self, p: torch.nn.Parameter) -> torch.Tensor:
         """What this rank keeps of a parameter in memory, with the memory of a later call where nothing moved."""
-        return p.data
+        values: Any = p.data  # a DTensor's are one
+        return values.to_local() if isinstance(p, DTensor) else values
 
     def gradient(self, p: torch.nn.Parameter) -> torch.Tensor | None:
-        return p.grad
+        return p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
 
     def part(self, p: torch.nn.Parameter) -> torch.Tensor:
         """What of it this rank takes part with."""
@@ -147,7 +164,11 @@ class Slices(Layout):
     def part(self, p: torch.nn.Parameter) -> torch.Tensor:
         assert self.inner is not None
         begin, end = self._range(p, self.inner.rank())
-        return p.data.view(-1)[begin:end]
+        return self.local(p).view(-1)[begin:end]
+
+    def _alike(self) -> list[torch.nn.Parameter]:
+        """What all ranks of the group have."""
+        return list(self.parameters.values())
 
     def _range(self, p: torch.nn.Parameter, shard: int) -> tuple[int, int]:
         cut = -(-p.numel() // self.shards)
@@ -156,13 +177,14 @@ class Slices(Layout):
     @torch.no_grad()
     def spread(self) -> None:
         # In the order of the parameters: a set of dtypes has another order in each process.
-        for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
+        for dtype in dict.fromkeys(p.dtype for p in self._alike()):
             buffers: list[torch.Tensor] = []  # of the first pieces, which are the longest: memory is taken once
-            for pieces in self._pieces([p for p in self.parameters.values() if p.dtype == dtype]):
+            for pieces in self._pieces([p for p in self._alike() if p.dtype == dtype]):
                 count = sum(end - begin for _, begin, end in pieces)
                 if not buffers:
                     buffers = [
-                        torch.zeros(count, dtype=dtype, device=pieces[0][0].device) for _ in range(self.shards + 1)
+                        torch.zeros(count, dtype=dtype, device=self.local(pieces[0][0]).device)
+                        for _ in range(self.shards + 1)
                     ]
                 self._gather(pieces, [buffer[:count] for buffer in buffers])
 
@@ -195,7 +217,7 @@ class Slices(Layout):
         for p, begin, end in pieces:
             for shard, theirs in enumerate(everybody):
                 of_shard = slice(*self._range(p, shard))
-                values = p.data.view(-1)[of_shard][begin:end]
+                values = self.local(p).view(-1)[of_shard][begin:end]
                 values.copy_(theirs[at : at + values.numel()])
             at += end - begin
 
@@ -239,49 +261,61 @@ class Zero1(Layout):
             work.wait()
 
 
-class Sharded(Layout):
-    """DTensors whose local tensors are the shards of the group (fully_shard, tensor parallelism)."""
+def _is_split(p: torch.nn.Parameter) -> bool:
+    return isinstance(p, DTensor) and isinstance(p.placements[0], Shard)
+
+
+def _check_placement(name: str, p: DTensor, shards: int) -> None:
+    if p.device_mesh.ndim != 1:
+        raise InvalidArgument(
+            f"CO2: parameter {name} has a mesh of {p.device_mesh.ndim} dimensions {tuple(p.device_mesh.shape)}, "
+            "which would average gradients between groups at each step; wanted: the one-dimensional mesh of "
+            "inner_group, such as fully_shard(model, mesh=DeviceMesh.from_group(inner_group, 'cpu'))"
+        )
+    if p.device_mesh.size() != shards:
+        raise InvalidArgument(f"CO2: parameter {name} has a mesh of {p.device_mesh.size()} ranks, wanted: {shards}")
+    if not isinstance(p.placements[0], Shard | Replicate):
+        raise Unsupported(f"CO2: parameter {name} is placed {p.placements}; supported: Shard and Replicate")
+    if not p.to_local().is_contiguous():
+        raise InvalidArgument(f"CO2: parameter {name} has a local tensor that is not contiguous, wanted: contiguous")
+
+
+class Parallel(Slices):
+    """Tensor parallelism in the group: what is split is a rank's own, what all ranks have is taken in slices."""
 
     def __init__(self, model: torch.nn.Module, inner: dist.ProcessGroup) -> None:
         super().__init__(model, inner)
         for name, p in self.parameters.items():
-            self._check_placement(name, p)
+            if isinstance(p, DTensor):
+                _check_placement(name, p, self.shards)
 
-    def _check_placement(self, name: str, p: torch.nn.Parameter) -> None:
-        if not isinstance(p, DTensor):
-            raise Unsupported(
-                f"CO2: parameter {name} is a plain tensor in a model with DTensors; supported so far: all of them "
-                "sharded over inner_group"
-            )
-        if p.device_mesh.ndim != 1:
-            raise InvalidArgument(
-                f"CO2: parameter {name} has a mesh of {p.device_mesh.ndim} dimensions {tuple(p.device_mesh.shape)}, "
-                "which would average gradients between groups at each step; wanted: the one-dimensional mesh of "
-                "inner_group, such as fully_shard(model, mesh=DeviceMesh.from_group(inner_group, 'cpu'))"
-            )
-        if p.device_mesh.size() != self.shards:
-            raise InvalidArgument(
-                f"CO2: parameter {name} has a mesh of {p.device_mesh.size()} ranks, wanted: {self.shards}"
-            )
-        if not isinstance(p.placements[0], Shard):
-            raise Unsupported(f"CO2: parameter {name} is placed {p.placements}; supported so far: Shard")
-        if not p.to_local().is_contiguous():
-            raise InvalidArgument(
-                f"CO2: parameter {name} has a local tensor that is not contiguous, wanted: contiguous"
-            )
+    def part(self, p: torch.nn.Parameter) -> torch.Tensor:
+        return self.local(p).view(-1) if _is_split(p) else super().part(p)
+
+    def _alike(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.parameters.values() if not _is_split(p)]
+
+
+class Sharded(Layout):
+    """DTensors whose local tensors are the shards of the group (fully_shard)."""
+
+    def __init__(self, model: torch.nn.Module, inner: dist.ProcessGroup) -> None:
+        super().__init__(model, inner)
+        for name, p in self.parameters.items():
+            if not isinstance(p, DTensor):
+                raise Unsupported(
+                    f"CO2: parameter {name} is a plain tensor in a model of fully_shard; supported: all of them "
+                    "sharded over inner_group"
+                )
+            _check_placement(name, p, self.shards)
+            if not _is_split(p):
+                raise Unsupported(f"CO2: parameter {name} is placed {p.placements} by fully_shard; supported: Shard")
 
     def settle(self) -> None:
         """Between steps a model may still hold gathered parameters: shards are where values are."""
         for module in self.model.modules():
             if isinstance(module, torch.distributed.fsdp.FSDPModule):
                 module.reshard()
-
-    def local(self, p: torch.nn.Parameter) -> torch.Tensor:
-        values: Any = p.data  # a DTensor's are one
-        return values.to_local() if isinstance(p, DTensor) else values
-
-    def gradient(self, p: torch.nn.Parameter) -> torch.Tensor | None:
-        return p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
 
 
 def layout_of(model: torch.nn.Module, inner: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer) -> Layout:
@@ -298,5 +332,7 @@ def layout_of(model: torch.nn.Module, inner: dist.ProcessGroup | None, optimizer
             raise InvalidArgument(
                 "CO2: the model's parameters are DTensors, wanted: the group of their mesh as inner_group"
             )
-        return Sharded(model, inner)
+        is_of_fsdp = any(isinstance(module, torch.distributed.fsdp.FSDPModule) for module in model.modules())
+        is_all_split = all(_is_split(p) for p in model.parameters() if p.requires_grad)
+        return Sharded(model, inner) if is_of_fsdp or is_all_split else Parallel(model, inner)
     return Layout(model, None) if alone else Slices(model, inner)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
+import pickle
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,18 +60,42 @@ def takes(group: dist.ProcessGroup, device: str) -> bool:
     return any(known.type == device for known in group._device_types)
 
 
-def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:
-    """In place. Timeout or PeerLost where ranks of the group do not come; torch does not say which."""
-    ranks = dist.get_process_group_ranks(group)
-    sent = tensor if takes(group, tensor.device.type) else tensor.to(group._device_types[0].type)
+@contextlib.contextmanager
+def _told(what: str, group: dist.ProcessGroup) -> Iterator[None]:
+    """What torch raises where ranks of the group do not come, as Timeout or PeerLost; torch does not say which."""
     try:
-        dist.all_reduce(sent, group=group, async_op=True).wait(deadline)
-        if sent is not tensor:
-            tensor.copy_(sent)
+        yield
     except RuntimeError as failure:
         code = "timeout" if "timed out" in str(failure).lower() else "peer_lost"
-        text = f"CO2: {what} over ranks {', '.join(map(str, ranks))}: {failure}"
-        raise errors.make(code, text) from failure
+        ranks = ", ".join(map(str, dist.get_process_group_ranks(group)))
+        raise errors.make(code, f"CO2: {what} over ranks {ranks}: {failure}") from failure
+
+
+def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:
+    """In place."""
+    sent = tensor if takes(group, tensor.device.type) else tensor.to(group._device_types[0].type)
+    with _told(what, group):
+        dist.all_reduce(sent, group=group, async_op=True).wait(deadline)
+    if sent is not tensor:
+        tensor.copy_(sent)
+
+
+def gather_over(value: Any, group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> list:
+    """What each rank gives, in rank order: torch's all_gather_object, which knows no deadline but the group's own."""
+    kind = "cpu" if takes(group, "cpu") else group._device_types[0].type
+
+    def gathered(mine: torch.Tensor) -> list[torch.Tensor]:
+        everybody = [torch.empty_like(mine) for _ in range(group.size())]
+        dist.all_gather(everybody, mine, group=group, async_op=True).wait(deadline)
+        return everybody
+
+    data = pickle.dumps(value)
+    with _told(what, group):
+        sizes = [int(size) for size in gathered(torch.tensor([len(data)], device=kind))]
+        mine = torch.zeros(max(sizes), dtype=torch.uint8, device=kind)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        parts = gathered(mine)
+    return [pickle.loads(part[:size].cpu().numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
 
 def mean_over(tensors: list[torch.Tensor], group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:
@@ -85,7 +113,10 @@ def missing_in_some(present: list[bool], group: dist.ProcessGroup, deadline: dat
 
 
 def complete_states(
-    optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], group: dist.ProcessGroup
+    optimizer: torch.optim.Optimizer,
+    parameters: list[torch.nn.Parameter],
+    group: dist.ProcessGroup,
+    deadline: datetime.timedelta,
 ) -> None:
     """What the optimizer of another group keeps of a parameter and this one's does not, since no gradient came here
     yet: zeros in its place. Numbers of steps become the largest of all groups, so that a mean is of the same tensors
@@ -97,8 +128,7 @@ def complete_states(
         return None if value.dim() > 0 else value.detach().cpu()  # others may not see this GPU
 
     mine = [{key: about(value) for key, value in optimizer.state.get(p, {}).items()} for p in parameters]
-    everybody: list = [None] * group.size()
-    dist.all_gather_object(everybody, mine, group=group)
+    everybody = gather_over(mine, group, deadline, "what inner optimizers keep")
     for i, p in enumerate(parameters):
         states = [states[i] for states in everybody]
         for key, value in max(states, key=len).items():

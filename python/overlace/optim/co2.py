@@ -18,11 +18,12 @@ from overlace.context import process_group
 from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout
 from overlace.optim import _checkpoint
 from overlace.optim._collective import opening_of, transport_of
-from overlace.optim._layout import buffers_of, layout_of, statistics_of
+from overlace.optim._layout import buffers_of, layout_of, statistics_of, told
 from overlace.optim._means import (
     check_counts,
     complete_states,
     deadline_of,
+    gather_over,
     mean_over,
     missing_in_some,
     samples_of,
@@ -49,11 +50,13 @@ from overlace.optim.tau import FIRST_TAU, MEASURED_ROUNDS, chosen_tau, first_tau
 
 class CO2:
     """Around an inner optimizer of a model whose replicas are in different groups of ranks. Parameters are CPU or CUDA
-    tensors; what belongs to the groups (anchor, increments) lies where they do, over "process_group" on the host.
+    tensors; what belongs to the groups (anchor, increments) lies where they do, over "process_group" and with
+    `state="host"` on the host.
 
     `outer_group`: a rank of each group, the same place in all of them (default: all ranks); `inner_group`: the ranks of
     this one's group, None where that is this rank alone. make_groups() makes both. Inside a group: a
-    DistributedDataParallel over it, or over all ranks with co2_hook; ZeroRedundancyOptimizer; fully_shard.
+    DistributedDataParallel over it, or over all ranks with co2_hook; ZeroRedundancyOptimizer; fully_shard; layers that
+    are split over it.
     Either `with co2:` counts the steps of the inner optimizer, or `co2.step()` replaces them; both on all ranks alike.
     `tau`: steps of a round; "auto" (rules "co2" and "eager"): 4 until three rounds were measured, then as
     many as hide the exchange with a tenth to spare, which flushes once.
@@ -107,6 +110,7 @@ class CO2:
         on_failure: str = "abort",
         min_groups: int = 1,
         buffers: str = "average",
+        state: str = "device",
     ) -> None:
         self.group = process_group(outer_group)
         self.inner_optimizer = inner_optimizer
@@ -119,8 +123,7 @@ class CO2:
         self.inner_group = None if inner_group is None else process_group(inner_group)
         self._survivors = survivors_of(self, on_failure, min_groups, transport, samples)
         check_grid(self.inner_group, self.group)
-        self._layout = layout_of(model, self.inner_group, inner_optimizer)
-        self._parts = list(self._layout.parts())
+        self._layout = told(layout_of(model, self.inner_group, inner_optimizer), self.group)
         self._model = model
         self._statistics = statistics_of(model) if choice("buffers", buffers, {"average": 1, "keep": 0}) else []
         self._writes = self._steps = self._begun = 0
@@ -153,18 +156,19 @@ class CO2:
             whole_boundaries=self._survivors is not None,
         )
         self._given_steps = warmup_sync_steps, total_steps or 0
-        self._open(options, transport, link, self._deadline.total_seconds())
+        self._open(options, transport, link, self._deadline.total_seconds(), state)
 
     # ---- what it stands on ----
 
-    def _open(self, options: Co2Options, transport: str, link: str | None, timeout_s: float) -> None:
+    def _open(self, options: Co2Options, transport: str, link: str | None, timeout_s: float, state: str) -> None:
         self._options = options  # holds the callbacks
-        self._way = transport, link, timeout_s
-        self._device = device_of(self._parts)
+        self._way = transport, link, timeout_s, state
+        parts = list(self._layout.parts())
+        self._device = device_of(parts)
         where = self.group, link, options, self._device, self._layout
-        transport, is_direct = transport_of(transport, *where, is_auto=self._is_auto)
+        transport, is_direct = transport_of(transport, *where, is_auto=self._is_auto, state=state)
         if not hasattr(self, "_staging"):  # once: what is pinned stays
-            self._staging = Staging(self._parts, in_place=is_direct)
+            self._staging = Staging(parts, in_place=is_direct)
         self._is_direct = is_direct
         if is_direct and self._device is not None:
             options.on_device, options.device = 1, self._device.index
@@ -232,7 +236,7 @@ class CO2:
     def _average_inner(self, _user: int) -> int:
         try:
             parameters = list(self._layout.parameters.values())
-            complete_states(self._stepped(), parameters, self.group)
+            complete_states(self._stepped(), parameters, self.group, self._deadline)
             for p in parameters:
                 state = self._stepped().state.get(p, {})
                 floating = [t for t in state.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
@@ -387,16 +391,13 @@ class CO2:
         number = group * self._layout.shards + shard
         self._call("ovl_co2_trace", c.c_int32(number), c.byref(text))
         texts = self._everybody(text.value)
-        failure = None
-        if number == 0:
-            try:
+
+        def write() -> None:
+            if number == 0:
                 array = (c.c_char_p * len(texts))(*texts)
                 call("ovl_co2_trace_write", array, c.c_uint64(len(texts)), str(path).encode())
-            except Error as error:
-                failure = error
-        (failure, *_) = self._everybody(failure)
-        if failure is not None:
-            raise failure
+
+        _checkpoint.agreed(self._everybody, f"trace to {path}", write)
 
     @property
     def lost_ranks(self) -> list[int]:
@@ -443,9 +444,7 @@ class CO2:
         """What each rank of all groups gives, group by group. Collective."""
 
         def gather(group: dist.ProcessGroup, own: Any) -> list:
-            values: list = [None] * group.size()
-            dist.all_gather_object(values, own, group=group)
-            return values
+            return gather_over(own, group, self._deadline, "what all ranks say")
 
         row = [value] if self.inner_group is None else gather(self.inner_group, value)
         return [one for group in gather(self.group, row) for one in group]

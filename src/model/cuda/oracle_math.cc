@@ -1,4 +1,5 @@
 // The oracle's GEMMs and attention in fp64 on one GPU: operands come from the host and go back, one call at a time.
+// Weights come as they are stored, in a fourth of the bytes of fp64 where they are of 16 bits.
 #include "src/model/oracle_math.h"
 
 #include <cuda_runtime_api.h>
@@ -17,22 +18,22 @@ base::Status check(cudaError_t e, const char* call) {
 class Block {
  public:
   ~Block() { (void)cudaFree(data_); }
-  base::Status make(int64_t n) {
-    bytes_ = static_cast<size_t>(n) * sizeof(double);
+  base::Status make(int64_t n, DType dtype = DType::fp64) {
+    bytes_ = static_cast<size_t>(n) * dtype_bytes(dtype);
     if (cudaError_t e = cudaMalloc(&data_, bytes_); e != cudaSuccess) {
       (void)cudaGetLastError();
       return base::error(Errc::out_of_memory, "oracle: cudaMalloc of {} bytes: {}", bytes_, cudaGetErrorString(e));
     }
     return {};
   }
-  base::Status upload(const double* host, int64_t n) {
-    OVERLACE_TRY(make(n));
+  base::Status upload(const void* host, int64_t n, DType dtype = DType::fp64) {
+    OVERLACE_TRY(make(n, dtype));
     return check(cudaMemcpy(data_, host, bytes_, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
   }
   base::Status download(double* host) {
     return check(cudaMemcpy(host, data_, bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy to the host");
   }
-  double* data() { return static_cast<double*>(data_); }
+  void* data() { return data_; }
 
  private:
   void* data_ = nullptr;
@@ -43,12 +44,17 @@ class CudaOracleMath final : public OracleMath {
  public:
   CudaOracleMath(int device, std::unique_ptr<exec::CublasLt> blas) : device_(device), blas_(std::move(blas)) {}
 
-  base::Status gemm(const double* a, const double* w, double* c, int64_t m, int64_t n, int64_t k) override {
+  base::Status gemm(const double* a, const void* w, DType w_dtype, double* c, int64_t m, int64_t n,
+                    int64_t k) override {
     if (m == 0 || n == 0) return {};
     OVERLACE_TRY(check(cudaSetDevice(device_), "cudaSetDevice"));
-    Block da, dw, dc;
+    Block da, stored, exact, dc;
     OVERLACE_TRY(da.upload(a, m * k));
-    OVERLACE_TRY(dw.upload(w, n * k));
+    OVERLACE_TRY(stored.upload(w, n * k, w_dtype));
+    if (w_dtype != DType::fp64) {
+      OVERLACE_TRY(exact.make(n * k));
+      OVERLACE_TRY(launch_convert(stored.data(), w_dtype, exact.data(), DType::fp64, n * k, nullptr));
+    }
     OVERLACE_TRY(dc.make(m * n));
     exec::LtGemm g;
     g.m = m;
@@ -56,7 +62,8 @@ class CudaOracleMath final : public OracleMath {
     g.k = g.lda = g.ldb = k;
     g.ldc = n;
     g.in = g.out = DType::fp64;
-    OVERLACE_TRY(blas_->run(g, {.a = da.data(), .b = dw.data(), .c = dc.data()}, 0, nullptr));
+    OVERLACE_TRY(blas_->run(
+        g, {.a = da.data(), .b = w_dtype == DType::fp64 ? stored.data() : exact.data(), .c = dc.data()}, 0, nullptr));
     return dc.download(c);
   }
 

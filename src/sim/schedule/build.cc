@@ -231,6 +231,7 @@ base::Status GraphBuilder::add_rank(int rank) {
 
   const std::vector<std::vector<int>> streams = streams_of(rank);
   uint32_t enter = 0, leave = 0;
+  bool has_lanes = false;
   for (size_t s = 0; s < streams.size(); ++s) {
     uint32_t last = begin;
     for (const int index : streams[s]) {
@@ -253,6 +254,8 @@ base::Status GraphBuilder::add_rank(int rank) {
       node_of_[static_cast<size_t>(index)] = node;
       OVERLACE_TRY(add_instance(rank, index, node));
       const bool is_fork = last == begin && is_copy_lane;
+      if (is_fork && !has_lanes) host_[static_cast<size_t>(rank)] += latency.host_lanes_us.value;
+      has_lanes = has_lanes || is_fork;
       connect(last, node, is_fork ? crossing_us(in) : waits_for_peers(in, rank) ? latency.wait_us.value : 0);
       last = node;
     }

@@ -307,7 +307,14 @@ void Replica::run_due() {
     std::exchange(failure_, {}).or_throw();
     throw;
   }
-  // Bad values are an error once the boundary is whole: then the state is that of the last good round.
+  // Bad values are an error once the boundary is whole: then the state is that of the last good round. Nobody leaves
+  // while another group still waits for what tells it so: what was launched since completes where all have seen it.
+  if (!failure_.ok() && device_ == nullptr) {
+    try {
+      settle();
+    } catch (const std::exception&) {  // bad values come before the error of a wait
+    }
+  }
   std::exchange(failure_, {}).or_throw();
   unsent_.or_throw();
 }

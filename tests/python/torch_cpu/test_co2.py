@@ -64,6 +64,56 @@ def test_one_step_of_a_round_is_data_parallel_training(transport):
     run_ranks(2, one_step_rounds, transport)
 
 
+def hook_beside_ddp(group):
+    """A DistributedDataParallel over both ranks as it is, and with the hook and one step a round."""
+    ends = []
+    for is_co2 in (False, True):
+        model = nn.parallel.DistributedDataParallel(model_of(), process_group=group)
+        optimizer = inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        if is_co2:
+            model.register_comm_hook(None, overlace.optim.co2_hook)
+            options = dict(tau=1, rule="local_sgd", outer_group=group, outer_timeout_s=20)
+            optimizer = overlace.optim.CO2(model, inner, **options)
+        for step in range(50):
+            optimizer.zero_grad()
+            backward(model, group.rank(), step)
+            optimizer.step()
+        if is_co2:
+            optimizer.flush()
+            optimizer.close()
+        ends.append(flat(model))
+    assert (ends[0] - ends[1]).abs().max() < 1e-6
+    assert (ends[0] - flat(model_of())).abs().max() > 1e-2
+
+
+def test_one_step_of_a_round_through_the_hook_is_ddp():
+    run_ranks(2, hook_beside_ddp)
+
+
+def averages_models(group):
+    """Rule local_sgd beside what torch has of it."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    got, stats = train(group, 30, tau=5, rule="local_sgd")
+    model = model_of()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    averager = PeriodicModelAverager(period=5, warmup_steps=4, process_group=group)
+    for step in range(30):
+        inner.zero_grad()
+        backward(model, group.rank(), step)
+        inner.step()
+        averager.average_parameters(model.parameters())
+    assert stats["rounds"] == 6
+    assert (got - flat(model)).abs().max() < 1e-6
+    # Groups were apart in between: an average at every step would be another one.
+    other, _ = train(group, 30, tau=1, rule="local_sgd")
+    assert (got - other).abs().max() > 1e-4
+
+
+def test_local_sgd_is_torchs_model_averaging():
+    run_ranks(2, averages_models)
+
+
 def both_transports(group):
     ends = [train(group, 23, tau=4, gap="adaptive", check_every=1, transport=t)[0] for t in TRANSPORTS]
     assert torch.equal(*ends)  # the sum of two numbers has no order

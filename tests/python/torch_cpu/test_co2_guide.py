@@ -27,13 +27,12 @@ def test_the_command_shows_loss_exposed_and_predicted_share():
     assert lines[-1] == shown[-1]
     rows = [[float(word) for word in _ROW.match(line).groups()] for line in lines[2:-1]]
     assert [row[0] for row in rows] == [2, 6, 24]
-    for _, _, step_ms, all_reduce_ms, exposed, predicted in rows:
+    for tau, _, step_ms, all_reduce_ms, exposed, predicted in rows:
         assert step_ms > 0
         assert all_reduce_ms == 57.5
-        assert 0 <= exposed <= 100
-        assert 0 <= predicted <= 100
-    # Not of what was measured: on a loaded machine ranks wait for each other too.
-    assert rows[0][5] > rows[-1][5], done.stdout
+        assert 0 <= exposed <= 100  # on a loaded machine ranks wait for each other too
+        # A round is as long as the longer of its steps and the exchange; other work may make steps long.
+        assert abs(predicted - 100 * max(0.0, 1 - tau * step_ms / all_reduce_ms)) < 0.3, done.stdout
 
 
 def exec_groups(_group, lines):

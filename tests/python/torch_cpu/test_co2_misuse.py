@@ -1,6 +1,7 @@
 """overlace.optim.CO2 where a program does what it must not, or what few programs do: nothing trains apart unseen."""
 
 import time
+import warnings
 
 import pytest
 from ranks import overlace, run_ranks, torch
@@ -342,3 +343,138 @@ def scaled(group):
 def test_a_step_that_a_scaler_leaves_out_is_counted():
     first, second = run_ranks(2, scaled)
     assert first == second
+
+
+# ---- what is taken, and said ----
+
+
+def warned(group):
+    def texts(dtype, **options):
+        model = model_of().to(dtype)
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            co2 = overlace.optim.CO2(model, inner, outer_group=group, tau=2, outer_timeout_s=20, **options)
+        assert all(warning.filename == __file__ for warning in told)  # where the program made it
+        return [str(warning.message) for warning in told], model, co2
+
+    # A group that keeps all that it did, and bounds none of it, trains as without CO2.
+    said, model, co2 = texts(torch.float32, keep=1.0, clip=None)
+    plain = model_of()
+    plain_inner = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for step in range(5):
+        co2.zero_grad()
+        loss_of(model, group.rank(), step).backward()
+        co2.step()
+        plain_inner.zero_grad()
+        loss_of(plain, group.rank(), step).backward()
+        plain_inner.step()
+    co2.flush()
+    co2.close()
+    if group.size() == 1:
+        assert (flat(model) - flat(plain)).abs().max() < 1e-6
+    said_of_bf16, _, co2 = texts(torch.bfloat16)
+    co2.close()
+    return said, said_of_bf16
+
+
+def test_one_group_trains_alone_and_low_precision_is_kept_in_fp32_with_a_warning():
+    rounded = "CO2: parameter 0.weight is torch.bfloat16; anchors are float32, and it is rounded from them at each"
+    alone = "CO2: outer_group has one rank, so this group trains alone and nothing is exchanged"
+    ((said, of_bf16),) = run_ranks(1, warned)
+    assert said == [alone]
+    assert of_bf16[0] == alone
+    assert len(of_bf16) == 2  # one for all parameters
+    assert of_bf16[1].startswith(rounded)
+    for said, of_bf16 in run_ranks(2, warned):
+        assert said == []
+        assert len(of_bf16) == 1
+
+
+def where_state_lies(group):
+    """`state` with a GPU that is played: which transport is taken, and whether it takes memory of the GPU."""
+    from overlace.optim import _collective
+
+    asked, gpu = _collective._device_transports, torch.device("cuda", 0)
+    _collective._device_transports = lambda: {"host": True, "nccl": True}
+    try:
+        for state in ("device", "host"):
+            where = group, None, overlace.optim.co2.Co2Options(), gpu, None
+            way = _collective.transport_of("host", *where, is_auto=False, state=state)
+            assert way == ("host", state == "device")
+            assert _collective.transport_of("process_group", *where, is_auto=False, state=state)[1] is False
+        with pytest.raises(overlace.Unsupported, match="state is 'host' with transport 'nccl'; supported"):
+            _collective.transport_of("nccl", *where, is_auto=False, state="host")
+    finally:
+        _collective._device_transports = asked
+    with pytest.raises(overlace.InvalidArgument, match="state is 'disk', wanted one of 'device', 'host'"):
+        start(group, tau=2, state="disk")
+    ends = []
+    for state in ("device", "host"):
+        parts = start(group, tau=2, state=state)
+        go_on(group, parts, range(5))
+        parts[2].flush()
+        parts[2].close()
+        ends.append(flat(parts[0]))
+    assert torch.equal(*ends)  # CPU tensors have no other place
+
+
+def test_the_state_may_lie_on_the_host():
+    run_ranks(2, where_state_lies)
+
+
+class Tied(nn.Module):
+    """One weight at both ends, and a layer that does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.symbols, self.fixed, self.head = nn.Embedding(10, 6), nn.Linear(6, 6), nn.Linear(6, 10, bias=False)
+        self.head.weight = self.symbols.weight
+        self.fixed.requires_grad_(False)
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        return self.head(torch.tanh(self.fixed(self.symbols(x))))
+
+
+def half_of(model: nn.Module, rank: int, step: int, rows: slice) -> "torch.Tensor":
+    x = torch.randint(10, (8,), generator=torch.Generator().manual_seed(1000 * rank + step))
+    with torch.autocast("cpu", torch.bfloat16):
+        return nn.functional.cross_entropy(model(x[rows]).float(), (3 * x[rows] + 1) % 10, reduction="sum") / 8
+
+
+def like_a_loop(group):
+    """Tied and frozen parameters, autocast, no_sync, a scheduler: with one step a round as data parallel training."""
+    model = nn.parallel.DistributedDataParallel(Tied(), process_group=group)
+    model.register_comm_hook(None, overlace.optim.co2_hook)
+    plain, inner = Tied(), torch.optim.SGD(model.parameters(), lr=0.5)
+    plain_inner = torch.optim.SGD(plain.parameters(), lr=0.5)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (inner, plain_inner)]
+    begin, halves = Tied(), (slice(0, 4), slice(4, 8))
+    with overlace.optim.CO2(model, inner, outer_group=group, tau=1, rule="local_sgd", outer_timeout_s=20) as co2:
+        for step in range(20):
+            inner.zero_grad()
+            with model.no_sync():
+                half_of(model, group.rank(), step, halves[0]).backward()
+            half_of(model, group.rank(), step, halves[1]).backward()
+            inner.step()
+            plain_inner.zero_grad()
+            for rank in range(2):
+                for rows in halves:
+                    (half_of(plain, rank, step, rows) / 2).backward()
+            plain_inner.step()
+            for scheduler in schedulers:
+                scheduler.step()
+        co2.flush()
+        assert co2.stats()["bytes"] == 4 * 10 * 6  # once, and nothing of what is frozen
+    own = model.module
+    assert own.head.weight is own.symbols.weight
+    assert torch.equal(own.fixed.weight, begin.fixed.weight)
+    assert (own.head.weight - begin.head.weight).abs().max() > 0.1
+    assert inner.param_groups[0]["lr"] < 0.1
+    # Sums of gradients are rounded in another order, and autocast rounds what follows.
+    assert (flat(model) - flat(plain)).abs().max() < 1e-3
+
+
+def test_tied_and_frozen_parameters_autocast_no_sync_and_schedulers():
+    run_ranks(2, like_a_loop)

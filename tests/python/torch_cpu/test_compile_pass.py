@@ -7,6 +7,7 @@ compile_ = overlace.compile
 dist = torch.distributed
 fc, c10d = torch.distributed._functional_collectives, torch.ops._c10d_functional
 CALLS = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm"}
+CALLS |= {"ag_gemm_scaled", "gemm_rs_scaled", "gemm_ar_scaled"}
 COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single", "mm", "addmm"}
 
 
@@ -16,8 +17,8 @@ def traced(function, inputs, mode="fake"):
     return make_fx(function, tracing_mode=mode)(*inputs)
 
 
-def skeleton(graph):
-    """The operators and collectives of a graph, in order, with where their operands come from."""
+def skeleton(graph, more=frozenset()):
+    """The operators and collectives of a graph, and those named in `more`, with where their operands come from."""
     number = {}
 
     def source(x):
@@ -28,7 +29,7 @@ def skeleton(graph):
     lines = []
     for node in graph.nodes:
         name = str(node.target).split(".")[-2] if "." in str(node.target) else ""
-        if node.op != "call_function" or name not in CALLS | COLLECTIVES:
+        if node.op != "call_function" or name not in CALLS | COLLECTIVES | more:
             continue
         number[node] = f"%{len(number)}"
         operands = [source(x) for x in node.all_input_nodes]
@@ -69,6 +70,19 @@ def turned(x, group):
 def column(x, ws, dim, group):
     full = gathered(x, dim, group)
     return [full @ w.t() for w in ws]
+
+
+def operands_that_come_later(group):
+    """Each product's operand is computed behind both gathers, of the other among them: moved nodes keep their order."""
+
+    def function(x, y, v, w):
+        first, second = gathered(x, 0, group), gathered(y, 0, group)
+        kept = first + 1
+        late = v * 2
+        later = (w.relu()[:, :8] + late) + (second + 1)[:6]
+        return kept, first @ later.t(), second @ late.t()
+
+    return function
 
 
 def graphs(group):
@@ -142,6 +156,11 @@ def graphs(group):
             (a, b),
         ),
         "reduced": (lambda a, b: fc.all_reduce(a @ b.t(), "sum", group), (a, b)),
+        "operands that come later": (operands_that_come_later(group), (x, whole(4, 8, 10), ws[0], whole(6, 4 * n, 11))),
+        "a view that nothing takes": (
+            lambda x, w: ((f := gathered(x, 0, group)).view(2, -1, 8), f @ w.t())[1],
+            (x, ws[0]),
+        ),
         "reduced cube": (lambda a, b: fc.all_reduce(a @ b.t(), "sum", group), (cube, whole(5, 8, 9))),
     }
 
@@ -223,6 +242,11 @@ GOLDEN = {
     "sorted by each": ["%0 = ag_gemm(x_1, v_1, w_1)"],
     "scattered before waiting": ["%0 = gemm_rs(a_1, b_1)"],
     "reduced": ["%0 = gemm_ar(a_1, b_1)"],
+    "operands that come later": [
+        "%0 = ag_gemm(y_1, v_1)",
+        "%1 = ag_gemm(x_1, w_1)",
+    ],
+    "a view that nothing takes": ["%0 = ag_gemm(x_1, w_1)"],
     "reduced cube": ["%0 = gemm_ar(a_1, b_1)"],
 }
 
@@ -249,6 +273,25 @@ def all_graphs(group, mode):
 def test_patterns_become_operators_that_compute_the_same(mode):
     for found in run_ranks(2, all_graphs, mode):
         assert found == {name: GOLDEN[name] for name in found} and len(found) == (len(GOLDEN) if mode == "fake" else 7)
+
+
+def late_sizes(group):
+    """A view of what was gathered whose sizes are known behind the call alone stays where it is."""
+
+    def function(x, w, y):
+        full = gathered(x, 0, group)
+        product = full @ w.t()
+        return product, full.view(torch.cat([y, y]).shape[0], -1, full.shape[1]) + product.sum()
+
+    inputs = (whole(12, 8, 1), whole(6, 8, 2), whole(3, 2, 3))
+    module, (candidate,) = passed(function, inputs, mode="symbolic")
+    assert candidate.became == "ag_gemm"
+    for got, want in zip(module(*inputs), function(*inputs), strict=True):
+        assert_same(got, want)
+
+
+def test_a_view_whose_sizes_come_later_stays_there():
+    run_ranks(2, late_sizes)
 
 
 def left_alone(group):
@@ -308,6 +351,17 @@ def left_alone(group):
             lambda a: c10d.wait_tensor(c10d.broadcast(a, 0, group.group_name)),
             (a,),
             "overlace has no operator for it yet",
+        ),
+        "unused": (lambda x: (gathered(x, 0, group), x + 1)[1], (x,), "no product takes the gathered rows, but"),
+        "coalesced": (
+            lambda x: [c10d.wait_tensor(t) for t in c10d.all_reduce_coalesced([x, x + 1], "sum", group.group_name)],
+            (x,),
+            "overlace has no operator for it yet",
+        ),
+        "strided bias": (
+            lambda x, w, c: torch.addmm(c[:, 0], gathered(x, 0, group), w.t()),
+            (x, w, whole(6, 2, 5)),
+            "has gaps between its elements",
         ),
         "converted": (
             lambda a, b: scattered((a @ b.t()).float(), 0, group),

@@ -4,6 +4,7 @@ import pytest
 from ranks import overlace, run_ranks, torch
 
 ops = overlace.ops
+FP8 = torch.float8_e4m3fn
 NOT_OPERATORS = {"activation_of", "replicated"}
 
 
@@ -18,10 +19,12 @@ def calls_of(group):
     experts = [torch.randn(2, 16, 8), torch.randn(2, 8, 8)]
     tokens, gate = torch.randn(3, 8), torch.randn(2 * size, 8)
     idx, weights = torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)
+    a8, b8, scale = torch.ones(2 * size, 16).to(FP8), torch.ones(16, 16).to(FP8).t(), torch.ones(1)
     of_all = {"batch": 2 * size, "placement": table, "group": group}
     return {
         "a2a_gemm": (lambda t: ops.a2a_gemm(a, t, group=group), b),
         "ag_gemm": (lambda t: ops.ag_gemm(t, b, group=group), a),
+        "ag_gemm_scaled": (lambda t: ops.ag_gemm_scaled(a8, t, b8, scale, group=group), scale),
         "ag_wgrad": (lambda t: ops.ag_wgrad(t, torch.ones(4 * size * size // 2, 3)[: 2 * size], group=group), x[:2]),
         "all_gather": (lambda t: ops.all_gather(t, group=group), x),
         "all_reduce": (lambda t: ops.all_reduce(t, group=group), x),
@@ -30,7 +33,9 @@ def calls_of(group):
         "gemm_a2a": (lambda t: ops.gemm_a2a(t, b, group=group), a),
         "gemm_ar": (lambda t: ops.gemm_ar(t, b, group=group), a),
         "gemm_ar_norm": (lambda t: ops.gemm_ar_norm(t, b, a, a[0].clone(), group=group)[1], a),
+        "gemm_ar_scaled": (lambda t: ops.gemm_ar_scaled(a8, scale, b8, t, group=group), scale),
         "gemm_rs": (lambda t: ops.gemm_rs(t, b, group=group), a),
+        "gemm_rs_scaled": (lambda t: ops.gemm_rs_scaled(a8, t, b8, scale, group=group), scale),
         "moe": (lambda t: ops.moe(t, idx, weights, *experts, num_experts=2 * size, group=group), tokens),
         "moe_router": (lambda t: ops.moe_router(t, gate, top_k=1)[1], tokens),
         "reduce_scatter": (lambda t: ops.reduce_scatter(t, group=group), x),

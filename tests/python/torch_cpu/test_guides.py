@@ -5,6 +5,7 @@ import functools
 import re
 from pathlib import Path
 
+import overlace.compat.engines as compat_engines
 import pytest
 import ranks
 import test_compile_engines as engines
@@ -38,17 +39,27 @@ class Blocks(nn.Module):
         return x
 
 
+class RowParallelLinear(nn.Module):
+    """A layer as an engine has it: the sum is the engine's own operator."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x):
+        return torch.ops.vllm.all_reduce(nn.functional.linear(x, self.weight), engines.NAME)
+
+
 class Rank(nn.Module):
-    """The part of a Pair that a rank of an engine has; the sum is the engine's own operator."""
+    """The part of a Pair that a rank of an engine has."""
 
     def __init__(self, pair, group):
         super().__init__()
-        n, rank = group.size(), group.rank()
-        self.up, self.down = (nn.Parameter(w.detach().chunk(n, dim)[rank]) for dim, w in enumerate(weights(pair)))
+        up, down = (w.detach().chunk(group.size(), dim)[group.rank()] for dim, w in enumerate(weights(pair)))
+        self.up, self.down = nn.Parameter(up), RowParallelLinear(down)
 
     def forward(self, x):
-        part = torch.relu(x @ self.up.t()) @ self.down.t()
-        return torch.ops.vllm.all_reduce(part, engines.NAME)
+        return self.down(torch.relu(x @ self.up.t()))
 
 
 def weights(pair):
@@ -61,6 +72,7 @@ def names_for(title, group):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     torch.manual_seed(31)
+    n, is_engine = group.size(), title == "Serving engines"
     plan = {"up": ColwiseParallel(input_layouts=Shard(1)), "down": RowwiseParallel(output_layouts=Shard(1))}
     model = Blocks() if title.startswith("Inference") else Pair()
     return {
@@ -72,10 +84,14 @@ def names_for(title, group):
         "tp": DeviceMesh.from_group(group, "cpu"),
         "plan": plan,
         "model": model,
-        "hidden": 8,
         "x": torch.randn(2, 4, 8),
         "w1": torch.randn(6, 8),
         "w2": torch.randn(8, 6),
+        "batch": torch.randn(8, 8),
+        "residual": torch.randn(5, 8),
+        "norm": nn.RMSNorm(8, eps=1e-5),
+        "hidden": torch.randn(5, 16).chunk(n, 1)[group.rank()] if is_engine else 8,
+        "weight": torch.randn(8, 16).chunk(n, 1)[group.rank()],
     }
 
 
@@ -102,20 +118,48 @@ def check(title, whole, names, group):
         torch.testing.assert_close(names["model"](x), whole(x))
 
 
+def check_engine(block, whole, given, names, group):
+    """What the lines for serving engines made is equal too, and an operator of overlace has run."""
+    stats = overlace.context_of(group).stats
+    if "gemm_ar_norm" in block:
+        total = given["hidden"] @ given["weight"].t()
+        dist.all_reduce(total, group=group)
+        torch.testing.assert_close(names["residual"], given["residual"] + total)
+        torch.testing.assert_close(names["y"], given["norm"](names["residual"]))
+        return
+    has_sizes, prepared = "batch" in block, stats().preparations
+    for x in [given["batch"][:rows] for rows in (1, 2, 4, 8)] if has_sizes else [given["x"]]:
+        calls = stats().calls
+        with torch.inference_mode():
+            torch.testing.assert_close(names["model"](x), whole(x))
+        assert stats().calls == calls + 1
+    assert not has_sizes or stats().preparations == prepared
+    assert "adapter" not in names or names["adapter"].calls == {"gemm_ar": 2}
+
+
 def run_block(_group, title, block):
     group = ranks.spare
     names = names_for(title, group)
-    whole, before = copy.deepcopy(names["model"]), torch.compile
+    whole, given, before = copy.deepcopy(names["model"]), dict(names), (torch.compile, overlace.compile.enable)
+    adapted = compat_engines.enable
     if title == "Serving engines":
+        torch._dynamo.reset()  # the team is another one in each block
         engines.define(group)
         engines.define.groups[engines.NAME] = group
         names["model"] = Rank(whole, group)
-    torch.compile = functools.partial(before, backend=overlace.compile.aot_eager)  # no C++ compiler is waited for
+        # On CPU ranks the planner sees no gain.
+        overlace.compile.enable = functools.partial(before[1], when="always")
+        compat_engines.enable = functools.partial(adapted, when="always")
+    torch.compile = functools.partial(before[0], backend=overlace.compile.aot_eager)  # no C++ compiler is waited for
     try:
         exec(block, names)
-        check(title, whole, names, group)
+        if title == "Serving engines":
+            check_engine(block, whole, given, names, group)
+        else:
+            check(title, whole, names, group)
     finally:
-        torch.compile = before
+        torch.compile, overlace.compile.enable = before
+        compat_engines.enable = adapted
         if torch._inductor.config.post_grad_custom_pre_pass is not None:
             torch._inductor.config.post_grad_custom_pre_pass = None
         overlace.context_of(group).close()

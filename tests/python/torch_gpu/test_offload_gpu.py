@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 import overlace  # noqa: E402
-from overlace.offload import _graphs, stream_blocks  # noqa: E402
+from overlace.offload import StreamedStates, _graphs, stream_blocks  # noqa: E402
 from torch import nn  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -265,3 +265,25 @@ def test_a_model_of_transformers_generates_the_same_tokens(kind):
     with stream_blocks(layers, "cuda"):
         assert torch.equal(model(tokens).logits, wanted)
         assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), texts)
+        # The cache that transformers offloads by layer, beside it.
+        moved = model.generate(tokens, max_new_tokens=12, do_sample=False, cache_implementation="offloaded")
+        assert torch.equal(moved, texts)
+
+
+def test_states_of_an_optimizer_rest_in_pinned_memory():
+    ours, theirs = wide(6, 1024, "cuda").requires_grad_(), wide(6, 1024, "cuda").requires_grad_()
+    optimizer, resident = (torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (ours, theirs))
+    with StreamedStates(optimizer, bucket_bytes="4MiB") as streamed:
+        for step in range(6):
+            x = torch.randn(32, 1024, device="cuda", dtype=torch.bfloat16)
+            for model, stepper in ((ours, streamed), (theirs, resident)):
+                stepper.zero_grad()
+                model(x).square().mean().backward()
+                stepper.step()
+            for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+                assert torch.equal(p, q), step
+        stats, states = streamed.stats(), optimizer.state_dict()["state"]
+        for index, of in resident.state_dict()["state"].items():
+            assert states[index]["exp_avg"].is_pinned()
+            assert all(torch.equal(states[index][key].cuda(), of[key]) for key in ("exp_avg", "exp_avg_sq"))
+        assert stats["memory_bytes"] < stats["resting_bytes"] / 2

@@ -71,5 +71,28 @@ TEST(RecordsOfSchedules, HaveTheTileThatTheyName) {
   EXPECT_NE(choices(list, spec::find_machine("h200x4")).find("| 3 | tma_slot q 4 | 297.0 |"), std::string::npos);
 }
 
+/// A cache of plans: what tier probe measured of plain products of bf16.
+TEST(RecordsOfSchedules, AreReadFromWhatTuneKeeps) {
+  const auto kept = [](const char* key, const char* tier) {
+    return base::format(R"({{"overlace_plan":1,"key":"{}","tier":"{}",)"
+                        R"("others":[["tma_slot",64,70.5,70,71],["library",1,105.0,104,106]]}})"
+                        "\n",
+                        key, tier);
+  };
+  const std::vector<Measured> list =
+      predicted(kept("gemm_rs 1024 8192 2048 2 bf16 bf16 nk false false none rows 0: 0: 0: probe", "probe") +
+                kept("gemm_rs 2048 8192 2048 2 bf16 bf16 nk false false none rows 0: 0: 0: simulation", "simulation") +
+                kept("gemm_rs 2048 8192 2048 2 e4m3 bf16 nk false false none rows 0: 0: 0: probe", "probe"));
+  ASSERT_EQ(list.size(), 2u);
+  const Measured &library = list[0], &slot = list[1];
+  EXPECT_TRUE(library.family == "library" && slot.family == "tma_slot" && slot.degree == 64);
+  EXPECT_TRUE(slot.op.m == 1024 && slot.op.n == 8192 && slot.op.k == 2048 && slot.op.ranks == 2);
+  EXPECT_DOUBLE_EQ(slot.measured_us(), 70.5);
+  const std::string path = testing::TempDir() + "records_of_plans.jsonl";
+  base::write_file(path, kept("gemm_rs 1024", "probe")).or_throw();
+  EXPECT_EQ(read_records({path}).status().message(), path + ":1: wanted a line of plans");
+  std::filesystem::remove(path);
+}
+
 }  // namespace
 }  // namespace overlace::bench

@@ -46,9 +46,14 @@ class Folder {
   std::string path_;
 };
 
-TEST(FindMachine, TakesTheShippedFileOfTheDevice) {
-  EXPECT_EQ(found(kGpus).machine, spec::find_machine("h200x4")) << "the largest team's, whatever the number";
-  EXPECT_EQ(found(kGpus).origin, "h200x4, shipped for NVIDIA H200 x 4");
+TEST(FindMachine, TakesTheShippedFileOfTheDeviceAndTheTeam) {
+  EXPECT_EQ(found(kGpus).machine, spec::find_machine("h200x2"));
+  EXPECT_EQ(found(kGpus).origin, "h200x2, shipped for NVIDIA H200 x 2");
+  Site several = kGpus;
+  for (const int ranks : {3, 4, 8}) {
+    several.ranks = ranks;
+    EXPECT_EQ(found(several).origin, "h200x4, shipped for NVIDIA H200 x 4") << "else the largest team's";
+  }
   const Found other = found({.is_gpu = true, .device = "NVIDIA B200", .ranks = 8});
   EXPECT_EQ(other.machine.name, "h200x4");
   EXPECT_EQ(other.origin, "h200x4, shipped for NVIDIA H200 x 4; there is none for NVIDIA B200");
@@ -96,15 +101,15 @@ TEST(FindMachine, FilesOfOtherMachinesArePassedOver) {
   folder.add("other", "2026-11-09", "NVIDIA H100, bf16");
   folder.write("damaged.json", "{");
   folder.write("notes.txt", "no machine");
-  EXPECT_EQ(found(kGpus, {.folder = folder.path()}).machine.name, "h200x4");
+  EXPECT_EQ(found(kGpus, {.folder = folder.path()}).machine.name, "h200x2");
   folder.add("old", "2026-11-02", "NVIDIA H200, bf16");
   const std::string newest = folder.add("new", "2026-11-03", "NVIDIA H200, fp16");
   folder.add("older", "2026-11-01", "NVIDIA H200");
   EXPECT_EQ(found(kGpus, {.folder = folder.path()}).origin, newest + ", calibrated");
-  EXPECT_EQ(found(kGpus, {.folder = folder.path() + "/missing"}).machine.name, "h200x4");
+  EXPECT_EQ(found(kGpus, {.folder = folder.path() + "/missing"}).machine.name, "h200x2");
   // A machine of the other kind, and files where they say nothing.
   EXPECT_EQ(found(kCpus, {.variable = "h200x4"}).origin, "no machine file for CPU ranks");
-  EXPECT_EQ(found(kGpus, {.variable = "cpu2"}).machine.name, "h200x4");
+  EXPECT_EQ(found(kGpus, {.variable = "cpu2"}).machine.name, "h200x2");
   EXPECT_EQ(found({.ranks = 2, .emulated_bytes_per_s = 2e8}, {.variable = "cpu2"}).origin,
             "no machine file for an emulated link");
 }
@@ -126,7 +131,7 @@ TEST(FindMachine, WhatCannotBeReadIsRefusedWithWhatIsWanted) {
   };
   for (const Row& row : std::vector<Row>{
            {"h200x3", "the argument machine is \"h200x3\"",
-            "wanted a file that ends in .json or one of cpu2, h200x2, h200x4"},
+            "wanted a file that ends in .json or one of cpu2, h200x2, h200x2_calibrated, h200x4"},
            {"no/such.json", "the argument machine is \"no/such.json\"", "no/such.json"},
            {"10GB/s,fast", "the argument machine is \"10GB/s,fast\"", "rates of link and GEMM such as 50GB/s,2TFLOP/s"},
            {"10GB/s,-1GFLOP/s", "\"10GB/s,-1GFLOP/s\"", "rates of link and GEMM"},

@@ -219,13 +219,20 @@ TEST(OracleMathTest, GemmIsThePlainSum) {
     for (size_t i = 0; i < a.size(); ++i) a[i] = value(static_cast<int64_t>(i));
     for (size_t i = 0; i < w.size(); ++i) w[i] = value(static_cast<int64_t>(i) + 5);
     for (int threads : {1, 3}) {
-      ASSERT_TRUE(make_cpu_oracle_math(threads)->gemm(a.data(), w.data(), c.data(), m, n, k).ok());
-      for (int i = 0; i < m; ++i)
-        for (int j = 0; j < n; ++j) {
-          double want = 0;
-          for (int p = 0; p < k; ++p) want += a[static_cast<size_t>(i * k + p)] * w[static_cast<size_t>(j * k + p)];
-          ASSERT_EQ(c[static_cast<size_t>(i * n + j)], want) << m << " " << n << " " << k << ": " << i << " " << j;
-        }
+      const auto math = make_cpu_oracle_math(threads);
+      for (const DType dtype : {DType::fp64, DType::fp32, DType::fp16, DType::bf16}) {
+        std::vector<char> stored(w.size() * dtype_bytes(dtype));
+        for (size_t i = 0; i < w.size(); ++i) base::store_element(stored.data(), dtype, static_cast<int64_t>(i), w[i]);
+        c.assign(c.size(), NAN);
+        ASSERT_TRUE(math->gemm(a.data(), stored.data(), dtype, c.data(), m, n, k).ok());
+        for (int i = 0; i < m; ++i)
+          for (int j = 0; j < n; ++j) {
+            double want = 0;
+            for (int p = 0; p < k; ++p) want += a[static_cast<size_t>(i * k + p)] * w[static_cast<size_t>(j * k + p)];
+            ASSERT_EQ(c[static_cast<size_t>(i * n + j)], want)
+                << m << " " << n << " " << k << ": " << i << " " << j << " of weights in " << dtype_name(dtype);
+          }
+      }
     }
   }
 }
@@ -235,11 +242,11 @@ TEST(OracleMathTest, EndsWhereItIsStopped) {
   const auto math = make_cpu_oracle_math(2, stop.get_token());
   const std::vector<double> a(200 * 4, 1), w(3 * 4, 1);
   std::vector<double> c(200 * 3, NAN), out(200 * 4, NAN);
-  ASSERT_TRUE(math->gemm(a.data(), w.data(), c.data(), 200, 3, 4).ok());
+  ASSERT_TRUE(math->gemm(a.data(), w.data(), DType::fp64, c.data(), 200, 3, 4).ok());
   EXPECT_EQ(c.back(), 4);
   c.assign(c.size(), NAN);
   stop.request_stop();
-  EXPECT_EQ(math->gemm(a.data(), w.data(), c.data(), 200, 3, 4).code(), Errc::aborted);
+  EXPECT_EQ(math->gemm(a.data(), w.data(), DType::fp64, c.data(), 200, 3, 4).code(), Errc::aborted);
   EXPECT_EQ(math->attention({a.data(), a.data(), a.data(), out.data(), 200, 200, 1, 1, 4, 0}).code(), Errc::aborted);
   EXPECT_TRUE(std::isnan(c.back()));
   EXPECT_TRUE(std::isnan(out.back()));

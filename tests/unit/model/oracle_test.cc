@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "src/model/stack.h"
@@ -75,6 +76,26 @@ TEST(ExpertChoices, LayersWithoutExpertsLookAtNone) {
   choices.experts.back() = -1;
   ASSERT_TRUE(oracle(mixed, problem, input, -1, 1, {}, &choices).ok());
   EXPECT_TRUE(std::isinf(choices.gap));
+}
+
+TEST(OracleTest, CountsTheLayersThatAreDone) {
+  const ModelConfig llama = parse_config(R"({"model_type": "llama", "hidden_size": 16, "intermediate_size": 8,
+      "num_hidden_layers": 3, "num_attention_heads": 2})",
+                                         "test")
+                                .value();
+  Problem problem;
+  problem.layers = 3;
+  problem.tokens = problem.sequence_length = 2;
+  const std::vector<float> input(static_cast<size_t>(2 * llama.hidden), 0.5f);
+  std::atomic<int64_t> done = -1;
+  const auto values = oracle(llama, problem, input, -1, 1, {}, nullptr, &done);
+  ASSERT_TRUE(values.ok()) << values.status().message();
+  EXPECT_EQ(done, 3);
+  std::stop_source stop;
+  stop.request_stop();
+  done = 0;
+  EXPECT_EQ(oracle(llama, problem, input, -1, 1, stop.get_token(), nullptr, &done).status().code(), Errc::aborted);
+  EXPECT_EQ(done, 0);
 }
 
 }  // namespace

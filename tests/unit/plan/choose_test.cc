@@ -267,6 +267,32 @@ TEST(Choose, WhereLittleCanBeHiddenOneKernelIsTakenForWhatItSaves) {
   EXPECT_TRUE(copies.schedule.family.starts_with("library")) << copies.reason;
 }
 
+/// machine/h200x2.plans.jsonl and t3_x2.jsonl, two H200, eager: hetero_unfused_1d takes 79.7 us where the library takes
+/// 103.0, tma_slot 123.4 us where hetero_unfused_1d takes 135.2 and 150.4, of which two chunks are the host's 85.
+TEST(Choose, AFileThatSaysWhatLanesCostTheHostNeedsNoRuleOfWhatIsTooLittle) {
+  const Machine two = spec::find_machine("h200x2");
+  Planner planner(two);
+  const auto gather = planner.plan(op_of("ag_gemm", 768, 5120, 5120, 2));
+  EXPECT_EQ(to_string(gather->candidate), "hetero_unfused_1d q 1") << gather->reason;
+  EXPECT_EQ(gather->reason.find("too little"), std::string::npos) << gather->reason;
+  EXPECT_EQ(planner.plan(op_of("gemm_rs", 2048, 8192, 2048, 2))->candidate.family, "tma_slot");
+  Machine silent = two;
+  silent.latency.host_lanes_us = {};
+  const auto before = Planner(silent).plan(op_of("ag_gemm", 768, 5120, 5120, 2));
+  EXPECT_NE(before->candidate.family, "hetero_unfused_1d") << before->reason;
+  EXPECT_NE(before->reason.find("too little to hide"), std::string::npos) << before->reason;
+}
+
+/// Few rows go by the figures of another file, but by the same host: the library's 33 us of it, eager, are more than
+/// the 28 us that one_shot takes.
+TEST(Choose, FewTokensHaveTheHostOfTheMachine) {
+  const spec::OpSpec op = op_of("ag_gemm", 16, 5120, 5120, 2);
+  Machine two = spec::find_machine("h200x2");
+  EXPECT_EQ(Planner(two).plan(op)->candidate.family, "one_shot");
+  two.latency.host_collective_us = {1};
+  EXPECT_EQ(Planner(two).plan(op)->candidate.family, "library");
+}
+
 /// Two H200, bench/results/swiglu_x2.jsonl: k_slab 375 to 382 us, hetero_unfused_1d 426 to 439.
 TEST(Choose, TakesOneKernelWhereShardsMakeSlowProducts) {
   const spec::OpSpec op = op_of("ag_gemm", 1024, 14336, 8192, 2);

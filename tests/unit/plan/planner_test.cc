@@ -190,7 +190,7 @@ TEST(Planner, BandsAreThoseOfTheModelThatEstimates) {
   }
 }
 
-/// By the figures of h200x2, which its file names for them.
+/// By the figures of h200x2_calibrated, which its file names for them.
 TEST(Planner, TakesOneShotForFewTokensOnGpus) {
   Planner planner(h200());
   for (const char* name : {"ag_gemm", "gemm_ar", "gemm_rs"}) {
@@ -199,7 +199,8 @@ TEST(Planner, TakesOneShotForFewTokensOnGpus) {
       const auto plan = planner.plan(op);
       EXPECT_EQ(plan->candidate.family, "one_shot") << name << " " << m << " " << plan->reason;
       double sum = 0;
-      for (const auto& [part, us] : Recurrence(op, spec::find_machine("h200x2")).waterfall(plan->candidate)) sum += us;
+      for (const auto& [part, us] : Recurrence(op, spec::find_machine("h200x2_calibrated")).waterfall(plan->candidate))
+        sum += us;
       EXPECT_NEAR(sum, plan->estimate.us, 1e-6) << m;
     }
   }
@@ -214,7 +215,7 @@ TEST(Planner, TakesOneShotForFewTokensOnGpus) {
 
 /// Its kernels take more than were measured with it: those are as if it were not there.
 TEST(Planner, TakesOneShotForAsManyTokensAsTheMachineSaysWereMeasured) {
-  const Machine measured = spec::find_machine("h200x2");
+  const Machine measured = spec::find_machine("h200x2_calibrated");
   Machine usual = measured;
   usual.few_rows.measured_rows = {64};
   const auto families = [](const OpSpec& op, const Machine& machine) {
@@ -233,7 +234,7 @@ TEST(Planner, TakesOneShotForAsManyTokensAsTheMachineSaysWereMeasured) {
       EXPECT_NE(plan->candidate.family, "one_shot") << m;
       EXPECT_TRUE(plan->reason.ends_with(base::format("; one_shot takes M {} but was measured up to 64", m)))
           << plan->reason;
-      EXPECT_EQ(Planner(h200()).plan(op)->candidate.family, "one_shot") << "by the figures of h200x2";
+      EXPECT_EQ(Planner(h200()).plan(op)->candidate.family, "one_shot") << "by the figures of h200x2_calibrated";
       const OpSpec of_four = op_of(name, m, 8192, 2048, 4);
       EXPECT_EQ(families(of_four, measured).count("one_shot"), 0u) << "more than two ranks were not measured";
       EXPECT_EQ(families(op, measured), (std::set<std::string>{"library", "one_shot"})) << m;

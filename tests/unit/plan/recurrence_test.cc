@@ -147,6 +147,22 @@ TEST(Recurrence, LossesSlowItDownAndAddUp) {
   }
 }
 
+/// Whoever forks and joins other streams pays for it once a call, whatever the number of copies.
+TEST(Recurrence, LanesCostTheHostOnceACall) {
+  Machine machine = spec::find_machine("h200x4");
+  const OpSpec op = op_of("gemm_rs", 512, 1024, 512, 2);
+  machine.latency.host_call_us = {1000};
+  const auto more = [&](const char* family, int degree) {
+    Machine with = machine;
+    with.latency.host_lanes_us = {500};
+    return us(op, with, family, degree) - us(op, machine, family, degree);
+  };
+  EXPECT_NEAR(more("hetero_unfused_1d", 1), 500, 1e-9);
+  EXPECT_NEAR(more("hetero_unfused_1d", 2), 500, 1e-9);
+  EXPECT_EQ(more("tma_slot", 64), 0);
+  EXPECT_EQ(more("library", 1), 0);
+}
+
 TEST(Recurrence, SaysNothingOfWhatItDoesNotKnow) {
   const Machine machine = plain();
   const OpSpec op = op_of("ag_gemm", 16, 512, 1024, 4);
@@ -288,7 +304,7 @@ TEST(Recurrence, FewTokensTakeWhatWasMeasured) {
       {"gemm_ar", 1, 16384, 4096, 37.6, 42.5}, {"gemm_ar", 64, 16384, 4096, 40.0, 68.0},
       {"gemm_ar", 1, 5120, 3456, 14.7, 20.1},  {"gemm_ar", 64, 5120, 3456, 17.8, 24.9},
   };
-  const Machine machine = spec::find_machine("h200x2");
+  const Machine machine = spec::find_machine("h200x2_calibrated");
   for (const Row& row : rows) {
     const OpSpec op = op_of(row.op, row.m, row.n, row.k, 2);
     EXPECT_NEAR(us(op, machine, "one_shot", 1) / row.one_shot_us, 1, 0.07) << op.to_string();
@@ -298,7 +314,7 @@ TEST(Recurrence, FewTokensTakeWhatWasMeasured) {
 
 /// Each rank sends its sums to all others: two ranks more send two times more.
 TEST(Recurrence, FewTokensOfMorePeersAreSentToEach) {
-  const Machine machine = spec::find_machine("h200x2");
+  const Machine machine = spec::find_machine("h200x2_calibrated");
   const auto us_of = [&](const char* name, int ranks) {
     return us(op_of(name, 64, 8192, 2048, ranks), machine, "one_shot", 1);
   };
@@ -309,7 +325,7 @@ TEST(Recurrence, FewTokensOfMorePeersAreSentToEach) {
 
 /// A tile has 256 tokens from 129 on, whose products take longer than the weights: more of them are more to send alone.
 TEST(Recurrence, TokensOfAWholeTileAreMultiplied) {
-  const Machine machine = spec::find_machine("h200x2");
+  const Machine machine = spec::find_machine("h200x2_calibrated");
   const auto us_of = [&](int64_t m) { return us(op_of("gemm_ar", m, 8192, 2048, 2), machine, "one_shot", 1); };
   const double token = 8192 * 2 / machine.transport.store_GBps.at(132) * 1e-3;
   EXPECT_NEAR(us_of(256) - us_of(129), 127 * token, 1e-6);
@@ -319,7 +335,7 @@ TEST(Recurrence, TokensOfAWholeTileAreMultiplied) {
 
 /// All SMs of the machine push, at the rate that its file says for so many.
 TEST(Recurrence, FewTokensArePushedByAllSms) {
-  Machine machine = spec::find_machine("h200x2");
+  Machine machine = spec::find_machine("h200x2_calibrated");
   const auto us_of = [&](int ranks) { return us(op_of("ag_gemm", 64, 2560, 8192, ranks), machine, "one_shot", 1); };
   for (const int sms : {132, 4}) {
     machine.sms = sms;

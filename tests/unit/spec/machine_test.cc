@@ -25,7 +25,7 @@ std::string with(const std::string& members) {
 }
 
 TEST(Machine, ShippedOnesComeBackFromTheirText) {
-  ASSERT_EQ(shipped_machines(), (std::vector<std::string>{"cpu2", "h200x2", "h200x4"}));
+  ASSERT_EQ(shipped_machines(), (std::vector<std::string>{"cpu2", "h200x2", "h200x2_calibrated", "h200x4"}));
   for (const std::string& name : shipped_machines()) {
     const Machine machine = find_machine(name);
     EXPECT_EQ(machine.name, name);
@@ -128,7 +128,7 @@ TEST(Machine, SaysHowMuchFasterFp8IsAndWhetherThatWasMeasured) {
 }
 
 TEST(Machine, SaysWithHowManyRowsOneShotWasMeasured) {
-  EXPECT_EQ(find_machine("h200x2").few_rows.measured_rows, (Figure{256, Source::measured}));
+  EXPECT_EQ(find_machine("h200x2_calibrated").few_rows.measured_rows, (Figure{256, Source::measured}));
   EXPECT_EQ(machine_from_json(with("")).few_rows.measured_rows.value, 64);
   Machine machine = machine_from_json(with(R"("few_rows":{"measured_rows":[256,"measured"]})"));
   EXPECT_EQ(machine.few_rows.measured_rows, (Figure{256, Source::measured}));
@@ -205,7 +205,9 @@ TEST(Machine, UnknownNamesAndFilesAreRefused) {
     (void)find_machine("h300");
     FAIL();
   } catch (const InvalidArgument& e) {
-    EXPECT_STREQ(e.what(), "machine: got h300, wanted a file that ends in .json or one of cpu2, h200x2, h200x4");
+    EXPECT_STREQ(
+        e.what(),
+        "machine: got h300, wanted a file that ends in .json or one of cpu2, h200x2, h200x2_calibrated, h200x4");
   }
 }
 

@@ -188,7 +188,8 @@ TEST_F(SimCommand, RefusesWhatCannotBeSimulated) {
   EXPECT_EQ(refusal(w), "sim: --calls is 0, wanted 1 to 10000");
   w = words();
   w.machine = "a100";
-  EXPECT_EQ(refusal(w), "machine: got a100, wanted a file that ends in .json or one of cpu2, h200x2, h200x4");
+  EXPECT_EQ(refusal(w),
+            "machine: got a100, wanted a file that ends in .json or one of cpu2, h200x2, h200x2_calibrated, h200x4");
 }
 
 }  // namespace

@@ -54,6 +54,17 @@ TEST(Simulate, EveryFamilyLiesBetweenBoundAndSerialSum) {
   }
 }
 
+TEST(Simulate, LanesCostTheHostOnceACall) {
+  const auto host_us = [](const char* family, int degree, double lanes_us) {
+    Machine machine = spec::find_machine("h200x2");
+    machine.latency.host_lanes_us = {lanes_us};
+    return simulate(spec::make_schedule(op_of("gemm_rs", 2), family, degree), machine).host_us;
+  };
+  for (const int degree : {1, 4})
+    EXPECT_NEAR(host_us("hetero_unfused_1d", degree, 500), host_us("hetero_unfused_1d", degree, 0) + 500, 1e-9);
+  EXPECT_EQ(host_us("library", 1, 500), host_us("library", 1, 0));
+}
+
 /// A few tokens sent to two peers more, by all SMs: not two starts of a copy engine more.
 TEST(Simulate, PartsOfAKernelThatCopyStartNothing) {
   const auto us = [](int ranks) {
@@ -77,7 +88,7 @@ TEST(Simulate, FewGatheredTokensTakeWhatWasMeasured) {
                          {64, 14336, 8192, 73.4}}) {
     OpSpec op = op_of("ag_gemm", 2, row.m, row.n, row.k);
     op.dtype = op.out_dtype = DType::bf16;
-    const double us = simulate(spec::make_schedule(op, "one_shot"), spec::find_machine("h200x2")).us();
+    const double us = simulate(spec::make_schedule(op, "one_shot"), spec::find_machine("h200x2_calibrated")).us();
     EXPECT_NEAR(us / row.measured_us, 1, 0.07) << op.to_string();
   }
 }

@@ -2,10 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/train/co2/deadline.h"
@@ -203,6 +208,73 @@ TEST(Co2Deadline, IsThatOfTheWaitsOfARun) {
     EXPECT_EQ(outer.last_timeout_ms, is_auto ? 10000 : 20000);
     replica.flush();
   }
+}
+
+/// Sees the sum of one ticket late: an abort that comes before is the error of its wait.
+class LateToSee : public AsyncCollective {
+ public:
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_aborted = false;
+  };
+  LateToSee(AsyncCollective& inner, Shared& shared, std::string what)
+      : inner_(inner), shared_(shared), what_(std::move(what)) {}
+  std::string name() const override { return inner_.name(); }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  CollectiveCaps caps() const override { return inner_.caps(); }
+  Ticket all_reduce(const Bucket& bucket, StreamRef stream) override {
+    const Ticket ticket = inner_.all_reduce(bucket, stream);
+    if (bucket.what == what_) late_ = ticket.number;
+    return ticket;
+  }
+  TicketState poll(Ticket ticket) override { return inner_.poll(ticket); }
+  void order_after(Ticket ticket, StreamRef stream) override { inner_.order_after(ticket, stream); }
+  void wait(Ticket ticket, int64_t timeout_ms) override {
+    if (ticket.number == late_) {
+      std::unique_lock lock(shared_.mutex);
+      if (shared_.changed.wait_for(lock, std::chrono::milliseconds(300), [&] { return shared_.is_aborted; }))
+        throw_error(Errc::aborted, "the other group has left");
+    }
+    inner_.wait(ticket, timeout_ms);
+  }
+  TicketTimes times(Ticket ticket) override { return inner_.times(ticket); }
+  void abort(Errc code, std::string_view why) override {
+    {
+      const std::lock_guard lock(shared_.mutex);
+      shared_.is_aborted = true;
+    }
+    shared_.changed.notify_all();
+    inner_.abort(code, why);
+  }
+
+ private:
+  AsyncCollective& inner_;
+  Shared& shared_;
+  const std::string what_;
+  uint64_t late_ = 0;
+};
+
+TEST(Co2ReplicaFailure, NoGroupLeavesByBadValuesBeforeTheOthersHaveSeenThem) {
+  LateToSee::Shared shared;
+  std::atomic<int> told = 0;
+  run_members(2, 0, [&](AsyncCollective& inner) {
+    // Increments of rounds 3, 4 and 5 are bad; what says so of the last is late at group 1.
+    LateToSee outer(inner, shared, inner.rank() == 1 ? "round 5, header" : "");
+    Toy toy(outer.rank());
+    Replica replica(small(Co2Options::stable(1)), toy.parameters(), outer);
+    try {
+      for (int i = 0; i < 9; ++i) {
+        toy.step();
+        if (i >= 3 && outer.rank() == 0) toy.values()[0][1] = std::numeric_limits<float>::infinity();
+        replica.on_inner_step(0.1);
+      }
+    } catch (const NonFinite&) {
+      ++told;
+    }
+  });
+  EXPECT_EQ(told, 2);
 }
 
 TEST(Co2ReplicaFailure, RoundsAfterAFlushThatFoundBadValuesAreInTheTimeline) {
