@@ -309,8 +309,9 @@ std::vector<EnvValue> foreign_values(const Block& block) {
   add("SLURM_STEP_ID", "any text", "slurm sets it; part of the job's name.");
   add(kPmixRank, "integer >= 0",
       "pmix sets it: this process's rank. Alone it is refused: nothing says how many there are.");
-  add("MASTER_ADDR", "any text", "torchrun sets it; part of the job's name, and where ranks of several hosts meet.");
-  add("MASTER_PORT", "any text", "torchrun sets it; part of the job's name.");
+  add("MASTER_ADDR", "any text",
+      "torchrun and overlace run set it; part of the job's name, and where ranks of several hosts meet.");
+  add("MASTER_PORT", "any text", "torchrun and overlace run set it; part of the job's name.");
   add("TORCHELASTIC_RUN_ID", "any text", "torchrun sets it; part of the job's name.");
   add("TORCHELASTIC_RESTART_COUNT", "any text", "torchrun sets it; part of the job's name.");
   add("XDG_CACHE_HOME", "path", "The user's folder of caches.");

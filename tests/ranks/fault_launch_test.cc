@@ -77,6 +77,22 @@ TEST(Launch, ReturnsZeroOrTheFirstFailure) {
   EXPECT_EQ(launch(2, shell("[ \"$WORLD_SIZE $LOCAL_RANK $EXTRA\" = \"2 $RANK of rank $RANK\" ]"), extra), 0);
 }
 
+TEST(Launch, SaysWhereTorchMeetsUnlessTheCallerDoes) {
+  ASSERT_TRUE(std::getenv("MASTER_ADDR") == nullptr && std::getenv("MASTER_PORT") == nullptr);
+  const std::string file = testing::TempDir() + "meeting_place";
+  EXPECT_EQ(launch(2, shell("echo $MASTER_ADDR $MASTER_PORT >> " + file)), 0);
+  std::ifstream said(file);
+  std::string first, second;
+  ASSERT_TRUE(std::getline(said, first) && std::getline(said, second));
+  EXPECT_EQ(first, second) << "all ranks meet at one place";
+  ASSERT_TRUE(first.starts_with("127.0.0.1 ")) << first;
+  EXPECT_GT(std::stoi(first.substr(first.find(' '))), 0);
+  std::remove(file.c_str());
+  ::setenv("MASTER_ADDR", "somewhere", 1);
+  EXPECT_EQ(launch(1, shell("[ \"$MASTER_ADDR$MASTER_PORT\" = somewhere ]")), 0);
+  ::unsetenv("MASTER_ADDR");
+}
+
 TEST(Launch, SleepsWhileARankThatEndedIsNotAlone) {
   int fds[2] = {-1, -1};
   ASSERT_EQ(::pipe(fds), 0);

@@ -1,16 +1,19 @@
 #include "src/runtime/bootstrap/launcher.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "overlace/error.h"
@@ -210,6 +213,25 @@ std::vector<std::string> environment_with(const Variables& own) {
   return block;
 }
 
+/// A port of the loopback that nobody had a moment ago, for whatever else the ranks meet by.
+int free_port() {
+  const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (!probe || ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    fail("finding a free port");
+  return ntohs(address.sin_port);
+}
+
+/// Where torch's ranks meet; what the caller says of it stays.
+Variables meeting_place() {
+  if (std::getenv("MASTER_ADDR") != nullptr || std::getenv("MASTER_PORT") != nullptr) return {};
+  return {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", base::format("{}", free_port())}};
+}
+
 }  // namespace
 
 int launch_forked(int n, const std::function<int(int rank, const std::string& launch_socket)>& child,
@@ -230,12 +252,14 @@ int launch(int n, const std::vector<std::string>& argv, const std::function<Vari
   int pipe_fds[2];
   if (::pipe2(pipe_fds, O_CLOEXEC) != 0) fail("pipe");
   UniqueFd failures(pipe_fds[0]), reports(pipe_fds[1]);
+  const Variables meeting = meeting_place();
   const auto child = [&](int rank, const std::string& launch_socket) {
     Variables own = {{"RANK", base::format("{}", rank)},
                      {"WORLD_SIZE", base::format("{}", n)},
                      {"LOCAL_RANK", base::format("{}", rank)},
                      {"LOCAL_WORLD_SIZE", base::format("{}", n)},
                      {"OVERLACE_LAUNCH_SOCKET", launch_socket}};
+    own.insert(own.end(), meeting.begin(), meeting.end());
     for (const auto& addition : additions ? additions(rank) : Variables{}) {
       std::erase_if(own, [&](const auto& variable) { return variable.first == addition.first; });
       own.push_back(addition);
