@@ -107,8 +107,9 @@ def with_values(machine: dict, values: dict[str, float]) -> dict:
             for point in out["collectives"][rest[0]]["points"]:
                 point[1] = float(f"{point[1] * value:.4g}")
         elif first == "contention":
-            contention[tuple(rest)] = [value, "measured"]
-        elif first != "k_ns" and out[first].get(rest[0]) != [value, "measured"]:
+            if contention.get(tuple(rest), [1.0])[0] != value:  # what the fit left alone is what it was, a prior too
+                contention[tuple(rest)] = [value, "measured"]
+        elif first != "k_ns" and out[first].get(rest[0], [None])[0] != value:
             out[first][rest[0]] = [value, "measured"]
     if "k_ns/each" in values:
         out["gemm"]["tiles"] = [

@@ -5,28 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from ranks import overlace, torch  # noqa: F401  (skips where the package cannot be imported)
+from test_hf_plan import save_llama  # skips where transformers or accelerate is missing
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate", reason="transformers shards a model with it")
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "transformers.md"
 LAYERS = 3
 
 
 def test_a_dense_model_by_the_guide_alone(tmp_path):
-    torch.manual_seed(1)
-    transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=32,
-            max_position_embeddings=64,
-        )
-    ).save_pretrained(tmp_path / "model")
+    save_llama(tmp_path / "model", LAYERS)
     text = GUIDE.read_text()
     name = re.search(r"^torchrun --nproc-per-node 2 (\w+\.py) PATH_OF_A_MODEL$", text, re.MULTILINE)[1]
     (tmp_path / name).write_text(re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1])

@@ -68,20 +68,25 @@ print(json.dumps({"calls": counts, "told": told, "off": off}))
 """
 
 
-def said_by_ranks(script, tmp_path):
-    """What the ranks of `script` print, on a model of random weights."""
+def save_llama(path, layers):
+    """A small model of random weights."""
     torch.manual_seed(1)
     transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             hidden_size=64,
             intermediate_size=96,
-            num_hidden_layers=LAYERS,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             vocab_size=32,
             max_position_embeddings=64,
         )
-    ).save_pretrained(tmp_path)
+    ).save_pretrained(path)
+
+
+def said_by_ranks(script, tmp_path):
+    """What the ranks of `script` print, on a model of random weights."""
+    save_llama(tmp_path, LAYERS)
     yield from said_by_programs(script, RANKS, str(tmp_path))
 
 
