@@ -16,6 +16,7 @@ import gen_gnn
 import gen_offload
 import gen_pairs
 import gen_readme
+import gen_t3
 import result_records
 from result_records import (
     DENSE,
@@ -539,6 +540,7 @@ PAGES = {
     "h200x4.md": page,
     "h200x2.md": pair_page,
     "h200x2_operators.md": gen_pairs.page,
+    "t3.md": gen_t3.page,
     "cpu2.md": cpu_page,
     "block.md": block_page,
     "gnn.md": gnn_page,

@@ -26,7 +26,8 @@ CLI::App* add_run_options(CLI::App& app, RunOptions* o) {
   run->add_option("--tokens", o->tokens, "Tokens of the whole team");
   run->add_option("--sequence-length", o->sequence_length, "Tokens of a sequence; attention stays within");
   run->add_option("--dtype", o->dtype, "fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
-  run->add_option("--schedule", o->schedule, "auto, FAMILY, FAMILY:DEGREE or FILE.json")->capture_default_str();
+  run->add_option("--schedule", o->schedule, "auto, FAMILY, FAMILY:DEGREE, a list of SITE=FAMILY:DEGREE or FILE.json")
+      ->capture_default_str();
   run->add_option("--backend", o->backend, "auto, cpu or cuda_peer")->capture_default_str();
   run->add_option("--seed", o->seed, "Seed of weights, input and order of measurements")->capture_default_str();
   run->add_option("--link", o->link, "Emulated link between CPU ranks, such as 2GB/s,20us, or none");

@@ -118,6 +118,55 @@ Status read_file(const std::string& path, const RunPlan& plan, ScheduleRequest* 
   return Status(status.code(), base::format("--schedule {}: {}", path, status.message()));
 }
 
+/// The sites that `where` names: one by its own name, or all of an operator.
+std::vector<const model::Site*> sites_at(std::string_view where, const RunPlan& plan) {
+  std::vector<const model::Site*> out;
+  for (const model::Site& site : plan.sites)
+    if (where.empty() || site.name == where || site.op.op == where) out.push_back(&site);
+  return out;
+}
+
+/// "FAMILY", "FAMILY:DEGREE" at all sites, or a list of "WHERE=FAMILY:DEGREE". `auto` chooses.
+Status read_words(const std::string& text, const RunPlan& plan, ScheduleRequest* out) {
+  std::vector<std::string> seen;
+  for (size_t begin = 0, end = 0; begin <= text.size(); begin = end + 1) {
+    end = std::min(text.find(',', begin), text.size());
+    const std::string_view word = std::string_view(text).substr(begin, end - begin);
+    const size_t equals = word.find('=');
+    const bool is_named = equals != std::string_view::npos;
+    const std::string where(is_named ? word.substr(0, equals) : "");
+    const std::string what(is_named ? word.substr(equals + 1) : word);
+    const std::vector<const model::Site*> sites = sites_at(where, plan);
+    if (is_named && (where.empty() || sites.empty()))
+      return base::invalid_argument("--schedule {}: there is no site or operator {}, wanted some of {}", text,
+                                    where.empty() ? "before =" : where, names_of(plan.sites));
+    if (!is_named && word != text)
+      return base::invalid_argument("--schedule {}: {} is at no site, wanted SITE=FAMILY or OPERATOR=FAMILY", text,
+                                    what.empty() ? "nothing" : what);
+    const bool is_auto = is_named && what == spec::kAuto;
+    const std::optional<spec::NamedFamily> name = is_auto ? std::nullopt : spec::parse_family(what);
+    if (!is_auto && !name)
+      return base::invalid_argument("--schedule is {}, wanted {}, SITE=FAMILY,... or a file ending in .json", text,
+                                    spec::kFamilyGrammar);
+    for (const model::Site* site : sites) {
+      if (std::find(seen.begin(), seen.end(), site->name) != seen.end())
+        return base::invalid_argument("--schedule {}: {} is named twice, wanted once", text, site->name);
+      seen.push_back(site->name);
+      if (is_auto) continue;
+      const spec::FamilyDef* family = spec::find_family(*spec::find_operator(site->op.op), name->family);
+      if (family != nullptr && family->purpose != spec::Purpose::plan)
+        return base::invalid_argument("--schedule is {}, which measures a part and gives no result", text);
+      const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
+      try {
+        out->by_site[site->name] = spec::make_schedule(site->op, name->family, name->degree, options);
+      } catch (...) {
+        return base::status_of_current_exception();
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan& plan) {
@@ -131,21 +180,7 @@ Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan
     OVERLACE_TRY(read_file(text, plan, &out));
     return out;
   }
-  const std::optional<spec::NamedFamily> name = spec::parse_family(text);
-  if (!name)
-    return base::invalid_argument("--schedule is {}, wanted {}, or a file ending in .json", text, spec::kFamilyGrammar);
-  for (const model::Site& site : plan.sites) {
-    const spec::FamilyDef* family = spec::find_family(*spec::find_operator(site.op.op), name->family);
-    if (family != nullptr && family->purpose != spec::Purpose::plan)
-      return base::invalid_argument("--schedule is {}, which measures a part and gives no result", text);
-  }
-  try {
-    const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
-    for (const model::Site& site : plan.sites)
-      out.by_site[site.name] = spec::make_schedule(site.op, name->family, name->degree, options);
-  } catch (...) {
-    return base::status_of_current_exception();
-  }
+  OVERLACE_TRY(read_words(text, plan, &out));
   return out;
 }
 

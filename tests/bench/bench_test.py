@@ -162,6 +162,16 @@ class CommandLineTest(FolderTest):
         for word in ("gemm_core", "canonical", "torch_async_tp", "runtime"):
             self.assertIn(word, done.stdout)
 
+    def test_t3_layers_are_those_that_are_simulated(self) -> None:
+        simulated = []
+        for model, name in (("mega-gpt-2", "Mega-GPT-2"), ("t-nlg", "T-NLG")):
+            words = [support.OVERLACE, "sim", "t3", "--model", model, "--tp", "2", "--config", "ideal_overlap"]
+            done = subprocess.run([*words, "--json", "-"], capture_output=True, text=True, timeout=60, check=True)
+            layers = json.loads(done.stdout)["rows"]
+            simulated += [(f"{name} {x['layer']}", "gemm_rs", x["n"], x["k"], [x["m"]]) for x in layers]
+        cases = json.loads((support.ROOT / "bench" / "dense" / "cases.json").read_text())["t3_layers"]
+        self.assertEqual([(x["name"], x["op"], x["n"], x["k"], x["m"]) for x in cases], simulated)
+
     def test_unknown_names_show_the_nearest(self) -> None:
         done = bench("gem_rs")
         self.assertEqual(done.returncode, 2)

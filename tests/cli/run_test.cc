@@ -338,6 +338,17 @@ TEST(Run, TakesEveryScheduleFamily) {
   }
 }
 
+TEST(Run, TakesAScheduleForEachOperator) {
+  Directory directory;
+  const char* const asked = "ag_gemm=serial,gemm_rs=tracked";
+  const Result result = run(small_run(directory, {"--threads", "-n", "2", "--schedule", asked, "--json", "-"}));
+  ASSERT_EQ(result.exit, 0) << result.err;
+  const auto json = Json::parse(result.out);
+  ASSERT_TRUE(json.ok()) << result.out;
+  for (const Json& site : json->find("sites")->as_array())
+    EXPECT_EQ(site.find("schedule")->as_string(), site.find("op")->as_string() == "ag_gemm" ? "serial" : "tracked");
+}
+
 TEST(Run, ReadsACheckpoint) {
   Directory directory;
   directory.write("ckpt/config.json", small_config());

@@ -1,6 +1,9 @@
 // A fused kernel as nodes: tile groups in the order in which its grid visits tiles, and what its idle warps push.
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <map>
+#include <set>
 
 #include "src/base/ceil_div_pod.h"
 #include "src/sim/schedule/graph.h"
@@ -140,6 +143,7 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
   const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
   std::vector<Area> areas;
   std::map<std::array<int64_t, 4>, size_t> numbers;
+  std::set<std::array<int64_t, 5>> operands;  // read so far: the kernel reads each once, later uses are cached
   for (const int index : parts) {
     const Instance& in = list[static_cast<size_t>(index)];
     if (in.reads.size() < 2 || in.reads[0].size() != 1 || in.reads[1].size() != 1 || in.writes[0].size() != 1)
@@ -163,9 +167,16 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
     if (spec::gathers(schedule_.op) && whole.link_bytes > 0)
       return base::error(Errc::bad_schedule, "{}: a part of tiles writes to rank {}, wanted its own {}",
                          in.id(schedule_), whole.to, rank);
+    whole.memory_bytes = whole.to == rank ? whole.moved_bytes : 0;
+    for (const std::vector<Box>* boxes : {&in.reads[0], &in.reads[1]}) {
+      const Box& box = boxes->front();
+      if (operands.insert({box.buffer, box.begin[0], box.count[0], box.begin[1], box.count[1]}).second)
+        whole.memory_bytes += bytes_of(schedule_, *boxes);
+    }
     whole.flops = 2.0 * static_cast<double>(at.rows) * static_cast<double>(at.cols) * static_cast<double>(at.depth);
     count_bytes(rank, whole);
     graph_.nodes[join].moved_bytes = whole.moved_bytes;
+    graph_.nodes[join].memory_bytes = whole.memory_bytes;
     area->slabs.push_back({index, join, at.depth, whole});
     area->depth += at.depth;
   }

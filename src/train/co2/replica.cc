@@ -428,7 +428,7 @@ void Replica::note_times(Ticket ticket) {
   const TicketTimes times = outer_.times(ticket);
   last_complete_ns_ = std::max(last_complete_ns_, times.complete_ns);
   if (first_launch_ns_ == 0 || times.launched_ns < first_launch_ns_) first_launch_ns_ = times.launched_ns;
-  current_.comm_ms = std::max(current_.comm_ms, ms(times.complete_ns - first_launch_ns_));
+  current_.comm_ms = ms(last_complete_ns_ - first_launch_ns_);  // the header, noted first, was launched last
   current_.link_bytes += times.link_bytes;
   if (times.last_rank >= 0) current_.last_rank = times.last_rank;
 }

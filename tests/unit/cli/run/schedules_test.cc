@@ -5,6 +5,9 @@
 
 #include <cstdio>
 #include <fstream>
+#include <map>
+#include <string>
+#include <vector>
 
 namespace overlace::cli {
 namespace {
@@ -38,7 +41,38 @@ TEST(ScheduleNames, ThatAreNoneSayWhatIsWanted) {
   const auto request = request_schedules("serial:0", small_plan());
   EXPECT_EQ(request.status().code(), Errc::invalid_argument);
   EXPECT_EQ(request.status().message(),
-            "--schedule is serial:0, wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a file ending in .json");
+            "--schedule is serial:0, wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, SITE=FAMILY,... or a file "
+            "ending in .json");
+}
+
+TEST(ScheduleNames, OfSitesAndOperatorsLeaveTheOthersToThePlanner) {
+  const RunPlan plan = small_plan();
+  const auto request = request_schedules("gemm_rs=tracked:2,qkv=serial,gate_up=auto", plan);
+  ASSERT_TRUE(request.ok()) << request.status().message();
+  std::vector<std::string> names;
+  for (const auto& [site, schedule] : request->by_site) names.push_back(site + " " + schedule.family);
+  EXPECT_EQ(names, (std::vector<std::string>{"down tracked_rs", "o_proj tracked_rs", "qkv serial"}));
+  EXPECT_EQ(request->by_site.at("down"), spec::make_schedule(problem_at(plan, "down"), "tracked", 2));
+  EXPECT_EQ(request->reason, "asked for: --schedule gemm_rs=tracked:2,qkv=serial,gate_up=auto");
+}
+
+TEST(ScheduleNames, OfNoSiteOrTwiceAreRefused) {
+  const std::string sites = "qkv, o_proj, gate_up, down";
+  for (const auto& [text, says] : std::map<std::string, std::string>{
+           {"up=serial", "--schedule up=serial: there is no site or operator up, wanted some of " + sites},
+           {"=serial", "--schedule =serial: there is no site or operator before =, wanted some of " + sites},
+           {"qkv=serial,serial",
+            "--schedule qkv=serial,serial: serial is at no site, wanted SITE=FAMILY or OPERATOR=FAMILY"},
+           {"qkv=serial,", "--schedule qkv=serial,: nothing is at no site, wanted SITE=FAMILY or OPERATOR=FAMILY"},
+           {"ag_gemm=serial,qkv=serial", "--schedule ag_gemm=serial,qkv=serial: qkv is named twice, wanted once"},
+           {"qkv=compute", "--schedule is qkv=compute, which measures a part and gives no result"},
+       }) {
+    const base::Status status = request_schedules(text, small_plan()).status();
+    EXPECT_EQ(status.code(), Errc::invalid_argument) << text;
+    EXPECT_EQ(status.message(), says);
+  }
+  const base::Status unknown = request_schedules("qkv=tracked:2", small_plan()).status();
+  EXPECT_NE(unknown.message().find("tracked"), std::string::npos) << unknown.message();
 }
 
 TEST(ScheduleFile, OfOneServesTheSiteWithItsProblem) {
