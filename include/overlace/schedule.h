@@ -25,7 +25,7 @@ using Tables = std::map<std::string, std::vector<int64_t>, std::less<>>;
 /// table[index], parentheses. Immutable; copies share the parsed form.
 class Expr {
  public:
-  Expr() : Expr(int64_t{0}) {}
+  Expr();               // 0
   Expr(int64_t value);  // NOLINT(google-explicit-constructor): literals read as data
   Expr(int value) : Expr(int64_t{value}) {}
   /// Parses a text. Throws ScheduleError (`bad_schedule`) with the text and the position of the error.
@@ -41,8 +41,8 @@ class Expr {
  private:
   friend class BoundExpr;
   struct Node;
+  static std::shared_ptr<const Node> parsed(std::string_view text);
   std::shared_ptr<const Node> node_;
-  std::shared_ptr<const std::string> text_;
 };
 
 /// Where a buffer lies. `argument` is memory that the caller of run gives; `local` is workspace of this rank;

@@ -46,7 +46,7 @@ def bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor
     managed.ndim, managed.code, managed.bits, managed.lanes = 1, _UINT, 8, 1
     managed.shape, managed.strides = (c.c_int64 * 1)(num_bytes), (c.c_int64 * 1)(1)
     _given.append(managed)
-    t = torch.utils.dlpack.from_dlpack(_capsule(c.addressof(managed), b"dltensor", None))
+    t = torch.from_dlpack(_capsule(c.addressof(managed), b"dltensor", None))
     if t.data_ptr() != address or t.device != device:
         raise Internal(f"memory at {address:#x} became a tensor at {t.data_ptr():#x} on {t.device}, wanted {device}")
     return t

@@ -250,8 +250,8 @@ def process_group(group: object = None) -> dist.ProcessGroup:
         return dist.distributed_c10d._get_default_group()
     if isinstance(group, str):
         return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # a NewType of str
-    dimensions = getattr(group, "ndim", None)
-    if dimensions is None or not hasattr(group, "get_group"):
+    dimensions, get_group = getattr(group, "ndim", None), getattr(group, "get_group", None)
+    if dimensions is None or get_group is None:
         raise InvalidArgument(
             f"group is {group!r}, wanted a ProcessGroup, a DeviceMesh of one dimension, the name of a group, or None"
         )
@@ -261,7 +261,7 @@ def process_group(group: object = None) -> dist.ProcessGroup:
         raise InvalidArgument(
             f"group is a DeviceMesh of {dimensions} dimensions{f' {names}' if names else ''}, wanted one: {example}"
         )
-    return group.get_group()
+    return get_group()
 
 
 def group_name(group: object = None) -> str:

@@ -89,6 +89,21 @@ class Internal(Error, RuntimeError):
     code = "internal"
 
 
+_KINDS: tuple[type[Error], ...] = (
+    InvalidArgument,
+    ScheduleError,
+    PlanMismatch,
+    Unsupported,
+    Timeout,
+    PeerLost,
+    Desync,
+    IoError,
+    CudaError,
+    EngineError,
+    OutOfMemory,
+    NonFinite,
+    Internal,
+)
 _CLASSES: dict[str, type[Error]] = {
     "layout_mismatch": InvalidArgument,
     "closed": InvalidArgument,
@@ -101,23 +116,7 @@ _CLASSES: dict[str, type[Error]] = {
     "corrupt": IoError,
     "stale": IoError,
     "heap_exhausted": OutOfMemory,
-} | {
-    kind.code: kind
-    for kind in (
-        InvalidArgument,
-        ScheduleError,
-        PlanMismatch,
-        Unsupported,
-        Timeout,
-        PeerLost,
-        Desync,
-        IoError,
-        CudaError,
-        EngineError,
-        OutOfMemory,
-        NonFinite,
-        Internal,
-    )
+    **{kind.code: kind for kind in _KINDS},
 }
 
 

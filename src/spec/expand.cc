@@ -216,7 +216,10 @@ base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
   Expander expander(schedule, rank, ranks);
   base::Result<Expansion> out = expand_without_adds(schedule, rank, ranks, &expander);
   if (!out.ok()) return out;
-  for (int peer = 0; peer < ranks; ++peer) OVERLACE_TRY(Expander(schedule, peer, ranks).add_sets(&*out, rank));
+  for (int peer = 0; peer < ranks; ++peer) {
+    expander.move_to(peer);
+    OVERLACE_TRY(expander.add_sets(&*out, rank));
+  }
   return out;
 }
 

@@ -165,7 +165,7 @@ int Expander::signal_index(std::string_view name) {
   return static_cast<int>(it - signals.begin());
 }
 
-BoundTask Expander::bind_task(const Task& task, bool sets_only) {
+BoundTask Expander::bind_task(const Task& task) {
   where_ = "task " + task.id;
   std::vector<BoundLoop> loops;
   for (const Loop& loop : task.loops) loops.push_back(bind_loop(loop));
@@ -176,7 +176,6 @@ BoundTask Expander::bind_task(const Task& task, bool sets_only) {
     out.sets.push_back({signal, bind(set.slot, "slot"), bind(set.at, "rank"), set.add, std::move(each)});
     drop(set.each);
   }
-  if (sets_only) return out;
   for (const Region& region : task.reads) out.reads.push_back(bind_region(region));
   for (const Region& region : task.writes) out.writes.push_back(bind_region(region));
   for (const Wait& wait : task.waits) {
@@ -340,7 +339,7 @@ base::Status Expander::expand(Expansion* out) {
     if (is_bound_) {
       where_ = "task " + task.id;
     } else {
-      tasks_.push_back(bind_task(task, /*sets_only=*/false));
+      tasks_.push_back(bind_task(task));
     }
     const BoundTask& bound = tasks_[i];
     task_ = &bound;
@@ -355,13 +354,14 @@ base::Status Expander::expand(Expansion* out) {
 }
 
 base::Status Expander::add_sets(Expansion* out, int at) {
+  OVERLACE_ASSERT(is_bound_);
   bind_names();
   bind_consts();
-  num_fixed_ = symbols_.size();
   slots_ = out->signal_slots;
-  for (size_t i = 0; i < schedule_.tasks.size() && ok(); ++i) {
-    if (schedule_.tasks[i].sets.empty()) continue;
-    const BoundTask bound = bind_task(schedule_.tasks[i], /*sets_only=*/true);
+  for (const BoundTask& bound : tasks_) {
+    if (!ok()) break;
+    if (bound.sets.empty()) continue;
+    where_ = "task " + bound.task->id;
     task_ = &bound;
     std::vector<int64_t> point;
     for_points(bound, 0, &point, [&] {
@@ -374,7 +374,6 @@ base::Status Expander::add_sets(Expansion* out, int at) {
       }
     });
     task_ = nullptr;
-    drop_loops(schedule_.tasks[i]);
   }
   return status_;
 }

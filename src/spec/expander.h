@@ -64,7 +64,7 @@ class Expander {
   void move_to(int rank);
   /// Everything but deps, order of issue and adds; instances come task by task.
   base::Status expand(Expansion* out);
-  /// What this rank adds at rank `at`: into the adds table of `out`, the expansion of `at`.
+  /// After expand(): what this rank adds at rank `at`, into the adds table of `out`, the expansion of `at`.
   base::Status add_sets(Expansion* out, int at);
   /// Regions, waits and sets so far.
   int64_t num_items() const { return num_items_; }
@@ -86,7 +86,7 @@ class Expander {
   BoundLoop bind_loop(const Loop& loop);
   void drop(const std::optional<Loop>& each);
   BoundRegion bind_region(const Region& region);
-  BoundTask bind_task(const Task& task, bool sets_only);
+  BoundTask bind_task(const Task& task);
   void drop_loops(const Task& task);
   int signal_index(std::string_view name);
   int64_t eval(const RankExpr& expr);

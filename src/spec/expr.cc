@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
-#include <utility>
+#include <mutex>
+#include <unordered_map>
 
 #include "overlace/error.h"
 #include "src/base/format.h"
@@ -10,6 +11,8 @@
 
 namespace overlace::spec {
 namespace {
+
+constexpr size_t kMaxParsedTexts = 4096;  // those of all families are a few hundred; what users write has no end
 
 [[noreturn]] void throw_at(std::string_view text, size_t position, std::string_view why) {
   throw_error(Errc::bad_schedule, base::format("expression \"{}\", column {}: {}", text, position + 1, why));
@@ -250,23 +253,41 @@ const char* fault_text(ExprFault fault) {
   return "?";
 }
 
-Expr::Expr(int64_t value) : text_(std::make_shared<const std::string>(std::to_string(value))) {
-  auto node = std::make_shared<Node>();
+/// Schedules of a family are made of the same texts, whatever their sizes are: each is parsed once, and shared.
+std::shared_ptr<const Expr::Node> Expr::parsed(std::string_view text) {
+  static std::mutex mutex;
+  static auto& known = *new std::unordered_map<std::string_view, std::shared_ptr<const Node>>;
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto it = known.find(text); it != known.end()) return it->second;
+  }
+  const auto node = std::make_shared<Node>();
+  node->text = text;
+  Parser(node->text, &node->steps, &node->names, &node->tables).parse();
+  const std::lock_guard lock(mutex);
+  if (known.size() >= kMaxParsedTexts) known.clear();
+  return known.emplace(node->text, node).first->second;
+}
+
+Expr::Expr() {
+  static const Expr zero(int64_t{0});
+  node_ = zero.node_;
+}
+
+Expr::Expr(int64_t value) {
+  const auto node = std::make_shared<Node>();
+  node->text = std::to_string(value);
   node->steps.push_back({ExprOp::literal, value});
-  node_ = std::move(node);
+  node_ = node;
 }
 
-Expr::Expr(std::string_view text) : text_(std::make_shared<const std::string>(text)) {
-  auto node = std::make_shared<Node>();
-  Parser(*text_, &node->steps, &node->names, &node->tables).parse();
-  node_ = std::move(node);
-}
+Expr::Expr(std::string_view text) : node_(parsed(text)) {}
 
-const std::string& Expr::text() const { return *text_; }
+const std::string& Expr::text() const { return node_->text; }
 
 int64_t Expr::eval(const Env& env, const Tables& tables) const {
   auto unknown = [this](std::string_view kind, const std::string& name) {
-    throw_error(Errc::bad_schedule, base::format("expression \"{}\": unknown {} '{}'", *text_, kind, name));
+    throw_error(Errc::bad_schedule, base::format("expression \"{}\": unknown {} '{}'", text(), kind, name));
   };
   ExprFault fault = ExprFault::none;
   const int64_t value = run_steps(
@@ -282,7 +303,7 @@ int64_t Expr::eval(const Env& env, const Tables& tables) const {
         return it->second;
       });
   if (fault != ExprFault::none) {
-    throw_error(Errc::bad_schedule, base::format("expression \"{}\": {}", *text_, fault_text(fault)));
+    throw_error(Errc::bad_schedule, base::format("expression \"{}\": {}", text(), fault_text(fault)));
   }
   return value;
 }
@@ -307,7 +328,7 @@ const std::vector<int64_t>* Symbols::table(std::string_view name) const {
   return it == tables_.end() ? nullptr : &it->second;
 }
 
-BoundExpr::BoundExpr(const Expr& expr, const Symbols& symbols) : text_(expr.text_.get()), steps_(&expr.node_->steps) {
+BoundExpr::BoundExpr(const Expr& expr, const Symbols& symbols) : text_(&expr.node_->text), steps_(&expr.node_->steps) {
   for (const std::string& name : expr.node_->names) {
     slots_.push_back(symbols.find(name));
     if (slots_.back() < 0 && unknown_.empty()) unknown_ = "name '" + name + "'";

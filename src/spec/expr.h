@@ -20,6 +20,7 @@ struct ExprStep {
 };
 
 struct Expr::Node {
+  std::string text;
   std::vector<ExprStep> steps;
   std::vector<std::string> names, tables;
 };

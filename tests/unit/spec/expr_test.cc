@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "overlace/error.h"
 #include "overlace/schedule.h"
@@ -69,6 +72,26 @@ TEST(Expr, MayBeNestedToALimit) {
   // Two operands wait at each bracket: with the last ones the stack is full, or too small.
   EXPECT_EQ(Expr(nested(31, "1+1*(", "1+1")).eval({}, {}), 33);
   EXPECT_NE(refusal(nested(31, "1+1*(", "1+1*1")).find("too deeply nested"), std::string::npos);
+}
+
+TEST(Expr, ManyTextsOfManyThreadsKeepTheirMeaning) {
+  constexpr int64_t kTexts = 6000;  // more than are kept parsed
+  const Expr first("7 * x + 1");
+  std::vector<std::thread> threads;
+  std::atomic<int64_t> wrong = 0;
+  for (int64_t thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int64_t i = thread / 2; i < kTexts; i += 2) {  // two threads parse each
+        const Expr expr(std::to_string(i) + " * x + 1");
+        if (expr.eval({{"x", 3}}) != 3 * i + 1 || Expr(expr.text()) != expr) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(first.eval({{"x", 2}}), 15);
+  EXPECT_EQ(Expr().eval({}), 0);
+  EXPECT_EQ(Expr(), Expr("0"));
 }
 
 TEST(Expr, RefusesBadTextWithItsPosition) {
