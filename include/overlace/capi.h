@@ -24,7 +24,7 @@ extern "C" {
 
 /* The version grows when a function is added or a struct grows. Programs that were compiled for a smaller version
  * must be compiled again. */
-#define OVL_API_VERSION 14
+#define OVL_API_VERSION 15
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -250,8 +250,8 @@ typedef struct ovl_op {
                                  from rank s to d; null: torch.tensor_split of each's; OVL_COLS: each rank's rows */
   int32_t exchange;           /* enum ovl_exchange; gemm_a2a and a2a_gemm only */
   int32_t num_blocks;         /* number of entries of blocks */
-  const int64_t* blocks; /* OVL_COLS: the columns that travel, in blocks (overlace::spec::OpSpec); null: one block */
-  int32_t scales;        /* enum ovl_scales; not OVL_NO_SCALES if dtype is OVL_E4M3, and only then */
+  const int64_t* blocks;   /* OVL_COLS: the columns that travel, in blocks (overlace::spec::OpSpec); null: one block */
+  int32_t scales, b_dtype; /* enum ovl_scales, of fp8; enum ovl_dtype of b, 0: that of dtype (spec::OpSpec) */
 } ovl_op;
 
 /* Gives all operators as JSON: arguments (name, role, shape), fields and families (overlace/operator.h). The text

@@ -25,6 +25,9 @@ constexpr size_t dtype_bytes(DType t) {
   }
 }
 
+/// Returns whether a type is a float of 8 bits, whose products have scales.
+constexpr bool is_fp8(DType t) { return t == DType::e4m3 || t == DType::e5m2; }
+
 /// Returns the name of a type, such as "bf16".
 constexpr const char* dtype_name(DType t) {
   switch (t) {

@@ -78,7 +78,7 @@ struct ArgShape {
 
 /// An argument of an operator, which is a buffer of its schedules. Shapes are expressions over the schedule's
 /// parameters and tables ("M", "off[r+1]-off[r]", "got[r+1]-got[r]"); one without columns is a vector. Inputs have the
-/// type OpSpec::dtype, outputs and the bias OpSpec::out_dtype.
+/// type OpSpec::dtype, that with a layout OpSpec::b_dtype if there is one, outputs and the bias OpSpec::out_dtype.
 struct Arg {
   std::string_view name;  // name of the buffer: "A"
   std::string_view call;  // name of the call's argument: "a_shard"

@@ -28,7 +28,7 @@ struct Candidate {
 std::string to_string(const Candidate& candidate);
 
 /// How a plan is found, from cheap to expensive. `rule` uses two rates, those of the link and of the GEMM; machines
-/// without costs, teams on several hosts, and on GPUs GEMMs of other types than bf16, fp16 and e4m3 always get it.
+/// without costs, teams on several hosts, and on GPUs GEMMs of other types than bf16, fp16 and fp8 always get it.
 /// `recurrence` models every candidate. `simulation` simulates the best of these and those that are always considered.
 /// `probe` runs the three best of these, the choice of `recurrence` and `library` on all ranks of a team.
 enum class Tier { rule, recurrence, simulation, probe };

@@ -209,7 +209,8 @@ struct OpSpec {
   std::vector<int64_t> blocks = {};          // for cols: the columns that travel, N of gemm_a2a and K of a2a_gemm, in
                                              // blocks; each is a multiple of ranks and dealt by itself. Empty: one
   Params fields = {};                        // what OperatorDef::fields names
-  Scales scales = Scales::none;              // not none where dtype is e4m3, and there alone
+  Scales scales = Scales::none;              // not none where dtype is fp8, and there alone
+  std::optional<DType> b_dtype = {};         // type of B where it is the other one of fp8; e5m2 goes with e4m3 alone
   bool operator==(const OpSpec&) const = default;
   /// Returns the problem as text: "ag_gemm M 8192 N 2560 K 8192 G 4 bf16".
   std::string to_string() const;

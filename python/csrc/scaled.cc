@@ -9,8 +9,6 @@
 namespace overlace_torch {
 namespace {
 
-constexpr ScalarType kFp8 = ScalarType::Float8_e4m3fn;
-
 /// What the operators are given, checked and ready for a call but for the result.
 struct Operands {
   Tensor a, a_scale, b, b_scale;
@@ -21,8 +19,9 @@ void check_fp8(const Argument& argument, const Tensor& t) {
   if (t.dim() != 2)
     refuse(argument.of_op() + " is " + shape_of(t) + ", wanted two dimensions; overlace.ops." +
            std::string(argument.op) + " takes more");
-  if (t.scalar_type() != kFp8)
-    refuse(argument.of_op() + " is " + name_of(t.scalar_type()) + ", wanted float8_e4m3fn with scales; overlace.ops." +
+  if (!is_fp8(t.scalar_type()))
+    refuse(argument.of_op() + " is " + name_of(t.scalar_type()) +
+           ", wanted float8_e4m3fn or float8_e5m2 with scales; overlace.ops." +
            std::string(argument.op.substr(0, argument.op.rfind('_'))) + " takes others");
 }
 
@@ -82,7 +81,7 @@ std::tuple<Tensor, Tensor> ag_gemm_scaled(const Tensor& given_a, const Tensor& a
   check_my_rows(*group, {op, "a"}, given_a, row_offsets);
   const int64_t m = row_offsets.empty() ? x.a.size(0) * group->size : row_offsets.back();
   const Tensor c = new_matrix(x.a, m, b.size(1), out_dtype.value_or(ScalarType::BFloat16));
-  Tensor a_full = new_matrix(x.a, return_a ? m : 0, return_a ? x.a.size(1) : 0, kFp8);
+  Tensor a_full = new_matrix(x.a, return_a ? m : 0, return_a ? x.a.size(1) : 0, x.a.scalar_type());
 
   std::vector<ovl_arg> args = args_of(op, x, "a_shard", "c", c);
   if (return_a) args.push_back(ovl_tensor_arg("a", fp8_view_of(a_full)));

@@ -122,7 +122,9 @@ ovl_tensor view_of(const Argument& argument, const Tensor& t) {
   return matrix_of(t, dtype_of(argument, t.scalar_type()));
 }
 
-ovl_tensor fp8_view_of(const Tensor& t) { return matrix_of(t, OVL_E4M3); }
+ovl_tensor fp8_view_of(const Tensor& t) {
+  return matrix_of(t, t.scalar_type() == ScalarType::Float8_e5m2 ? OVL_E5M2 : OVL_E4M3);
+}
 
 ovl_tensor vector_of(const Argument& argument, const Tensor& t) {
   return t.numel() == 0 ? ovl_tensor{} : given_vector_of(argument, t);

@@ -75,6 +75,8 @@ struct Argument {
 /// The name of a type as torch.dtype spells it: "int8".
 std::string name_of(ScalarType type);
 int dtype_of(const Argument& argument, ScalarType type);
+/// What is multiplied with scales.
+inline bool is_fp8(ScalarType type) { return type == ScalarType::Float8_e4m3fn || type == ScalarType::Float8_e5m2; }
 /// Row-major, uninitialised, on the device of `like`.
 Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns, ScalarType dtype);
 
@@ -84,7 +86,7 @@ Tensor with_contiguous_rows(const Tensor& t);
 Tensor with_either_contiguous(const Tensor& t);
 /// Dimensions of one element get the strides of a matrix without gaps; torch leaves any there.
 ovl_tensor view_of(const Argument& argument, const Tensor& t);
-/// Likewise of float8_e4m3fn.
+/// Likewise of is_fp8.
 ovl_tensor fp8_view_of(const Tensor& t);
 /// A vector; not there without elements.
 ovl_tensor vector_of(const Argument& argument, const Tensor& t);

@@ -93,6 +93,7 @@ class Op(_Sized):
         ("num_blocks", c.c_int32),
         ("blocks", c.c_void_p),
         ("scales", c.c_int32),
+        ("b_dtype", c.c_int32),
     )
 
 

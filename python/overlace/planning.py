@@ -13,7 +13,8 @@ from overlace._library import Op, call, handle, text
 from overlace.context import context_of
 from overlace.errors import InvalidArgument
 
-_DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.float8_e4m3fn: 4}
+FP8: tuple[torch.dtype, ...] = (torch.float8_e4m3fn, torch.float8_e5m2)  # what is multiplied with scales
+_DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, FP8[0]: 4, FP8[1]: 5}
 _LAYOUTS = {"nk": 0, "kn": 1}
 _ACTIVATIONS = {"none": 0, "swiglu": 1}
 _EXCHANGES = {"rows": 0, "cols": 1}
@@ -30,7 +31,8 @@ class Problem:
     b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous, as those of `dys` of ag_wgrad are.
     activation: of ag_gemm where the operator does it: "none" or "swiglu".
     exchange, blocks: of gemm_a2a and a2a_gemm; with "cols", n and k are those of b.
-    scales: "tensor" or "rows" where dtype is float8_e4m3fn, whose out_dtype is bfloat16 where it is None.
+    scales: "tensor" or "rows" where dtype is float8_e4m3fn or float8_e5m2; out_dtype is bfloat16 then where it is None.
+    b_dtype: of b where that is the other one of these two.
     """
 
     op: str
@@ -46,15 +48,15 @@ class Problem:
     exchange: str = "rows"
     blocks: Sequence[int] = ()
     scales: str = "none"
+    b_dtype: torch.dtype | None = None
 
     def _struct(self, call_name: str, ranks: int) -> tuple[Op, object]:
         """ovl_op, and what it points to."""
         for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
             if not isinstance(size, int):
                 raise InvalidArgument(f"{call_name}: {name} is {size!r}, wanted an integer")
-        is_fp8 = self.dtype == torch.float8_e4m3fn
-        out_dtype = self.out_dtype or (torch.bfloat16 if is_fp8 else self.dtype)
-        for name, dtype in (("dtype", self.dtype), ("out_dtype", out_dtype)):
+        out_dtype = self.out_dtype or (torch.bfloat16 if self.dtype in FP8 else self.dtype)
+        for name, dtype in (("dtype", self.dtype), ("out_dtype", out_dtype), ("b_dtype", self.b_dtype or self.dtype)):
             if dtype not in _DTYPES:
                 raise InvalidArgument(f"{call_name}: {name} is {dtype!r}, wanted one of {', '.join(map(str, _DTYPES))}")
         for name, given, known in (
@@ -69,6 +71,7 @@ class Problem:
         out.dtype, out.out_dtype = _DTYPES[self.dtype], _DTYPES[out_dtype]
         out.b_layout, out.has_bias, out.has_a = _LAYOUTS[self.b_layout], int(self.bias), int(self.return_a)
         out.activation, out.scales = _ACTIVATIONS[self.activation], _SCALES[self.scales]
+        out.b_dtype = 0 if self.b_dtype is None else _DTYPES[self.b_dtype]
         listed = (c.c_int64 * len(self.blocks))(*self.blocks)
         out.exchange, out.num_blocks = _EXCHANGES[self.exchange], len(self.blocks)
         out.blocks = c.addressof(listed) if self.blocks else None
@@ -106,11 +109,12 @@ def plan(
     exchange: str = "rows",
     blocks: Sequence[int] = (),
     scales: str = "none",
+    b_dtype: torch.dtype | None = None,
 ) -> Plan:
     """What `plan=""` means for a call of `op` on the ranks of `group`. The other arguments are those of `Problem`."""
     context = context_of(group)
     problem, _listed = Problem(
-        op, m, n, k, dtype, out_dtype, b_layout, bias, return_a, activation, exchange, blocks, scales
+        op, m, n, k, dtype, out_dtype, b_layout, bias, return_a, activation, exchange, blocks, scales, b_dtype
     )._struct("plan", context.size)
     schedule = handle("ovl_schedule_choose", context._runtime, c.byref(problem))
     try:

@@ -12,6 +12,8 @@ namespace {
 
 constexpr uint32_t kSign32 = 0x80000000u;
 constexpr uint32_t kInfinity32 = 0x7F800000u;
+constexpr uint32_t kQuiet32 = 0x7FC00000u;
+constexpr uint32_t k2To16 = 0x47800000u;
 
 /// Nearest float of odd significand unless exact: a second rounding to 16 bits then equals one direct rounding.
 float round_to_odd(double value) {
@@ -23,6 +25,28 @@ float round_to_odd(double value) {
   if (std::abs(back) > std::abs(value)) --bits;
   return std::bit_cast<float>(bits | 1u);
 }
+
+/// The patterns of |value| in a format of few bits, IEEE's but for what lies above the finite numbers, and in fp32.
+/// `magnitude`: without the sign.
+template <int exponent_bits, int mantissa_bits>
+struct Small {
+  static constexpr int kBias = (1 << (exponent_bits - 1)) - 1, kDropped = 23 - mantissa_bits;
+  static constexpr uint32_t kShift = (127 - kBias) << 23;  // of the exponents
+
+  static uint32_t widen(uint32_t magnitude) {
+    if (magnitude >> mantissa_bits != 0) return (magnitude << kDropped) + kShift;
+    constexpr auto kUnit = std::bit_cast<float>((128u - kBias - mantissa_bits) << 23);
+    return std::bit_cast<uint32_t>(static_cast<float>(magnitude) * kUnit);
+  }
+
+  /// To nearest even.
+  static uint32_t narrow(uint32_t magnitude) {
+    if (magnitude >= (128u - kBias) << 23)
+      return (magnitude - kShift + (1u << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1u)) >> kDropped;
+    constexpr uint32_t kSum = (151u - kBias - mantissa_bits) << 23;  // the sum's last place is the subnormals' unit
+    return std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(kSum)) - kSum;
+  }
+};
 
 [[noreturn]] void not_floating(DType dtype) {
   throw_error(Errc::internal, format("internal error: dtype {} is not a floating type of the host", dtype_name(dtype)));
@@ -52,17 +76,9 @@ uint16_t float_to_bf16(float value) {
 
 float fp16_to_float(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-  const uint32_t exponent = (bits >> 10) & 0x1Fu;
-  const uint32_t mantissa = bits & 0x3FFu;
-  uint32_t magnitude;
-  if (exponent == 0) {
-    magnitude = std::bit_cast<uint32_t>(static_cast<float>(mantissa) * 0x1p-24f);
-  } else if (exponent == 31) {
-    magnitude = kInfinity32 | (mantissa << 13);
-  } else {
-    magnitude = ((exponent + 112u) << 23) | (mantissa << 13);
-  }
-  return std::bit_cast<float>(sign | magnitude);
+  const uint32_t magnitude = bits & 0x7FFFu;
+  const bool is_finite = magnitude < 0x7C00u;
+  return std::bit_cast<float>(sign | (is_finite ? Small<5, 10>::widen(magnitude) : kInfinity32 | (magnitude << 13)));
 }
 
 uint16_t float_to_fp16(float value) {
@@ -72,12 +88,10 @@ uint16_t float_to_fp16(float value) {
   uint32_t half;
   if (magnitude > kInfinity32) {
     half = 0x7E00u | ((magnitude >> 13) & 0x3FFu);
-  } else if (magnitude >= 0x47800000u) {  // >= 2^16
+  } else if (magnitude >= k2To16) {
     half = 0x7C00u;
-  } else if (magnitude < 0x38800000u) {  // < 2^-14: the sum's last place is 2^-24, the subnormals' unit
-    half = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
   } else {
-    half = (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+    half = Small<5, 10>::narrow(magnitude);
   }
   return static_cast<uint16_t>(sign | half);
 }
@@ -85,28 +99,30 @@ uint16_t float_to_fp16(float value) {
 float e4m3_to_float(uint8_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x80u) << 24;
   const uint32_t magnitude = bits & 0x7Fu;
-  uint32_t out;
-  if (magnitude == 0x7Fu) {
-    out = kInfinity32 | 0x400000u;  // quiet
-  } else if (magnitude < 8) {
-    out = std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-9f);
-  } else {
-    out = (magnitude << 20) + (120u << 23);
-  }
-  return std::bit_cast<float>(sign | out);
+  return std::bit_cast<float>(sign | (magnitude == 0x7Fu ? kQuiet32 : Small<4, 3>::widen(magnitude)));
 }
 
 uint8_t float_to_e4m3(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits & kSign32) >> 24;
   const uint32_t magnitude = bits & ~kSign32;
+  const bool is_finite = magnitude <= 0x43E80000u;  // 464, half way from 448 to the 480 that is not there
+  return static_cast<uint8_t>(sign | (is_finite ? Small<4, 3>::narrow(magnitude) : 0x7Fu));
+}
+
+float e5m2_to_float(uint8_t bits) { return fp16_to_float(static_cast<uint16_t>(bits << 8)); }
+
+uint8_t float_to_e5m2(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits & kSign32) >> 24;
+  const uint32_t magnitude = bits & ~kSign32;
   uint32_t out;
-  if (magnitude > 0x43E80000u) {  // > 464, half way from 448 to the 480 that is not there
+  if (magnitude > kInfinity32) {
     out = 0x7Fu;
-  } else if (magnitude < 0x3C800000u) {  // < 2^-6: the sum's last place is 2^-9, the subnormals' unit
-    out = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
+  } else if (magnitude >= k2To16) {
+    out = 0x7Cu;
   } else {
-    out = (magnitude + 0x7FFFFu + ((magnitude >> 20) & 1u) - (120u << 23)) >> 20;
+    out = Small<5, 2>::narrow(magnitude);
   }
   return static_cast<uint8_t>(sign | out);
 }
@@ -123,6 +139,8 @@ double load_element(const void* data, DType dtype, int64_t i) {
       return static_cast<double>(bf16_to_float(load_as<uint16_t>(data, i)));
     case DType::e4m3:
       return static_cast<double>(e4m3_to_float(load_as<uint8_t>(data, i)));
+    case DType::e5m2:
+      return static_cast<double>(e5m2_to_float(load_as<uint8_t>(data, i)));
     default:
       not_floating(dtype);
   }
@@ -140,6 +158,8 @@ void store_element(void* data, DType dtype, int64_t i, double value) {
       return store_as(data, i, float_to_bf16(round_to_odd(value)));
     case DType::e4m3:
       return store_as(data, i, float_to_e4m3(round_to_odd(value)));
+    case DType::e5m2:
+      return store_as(data, i, float_to_e5m2(round_to_odd(value)));
     default:
       not_floating(dtype);
   }
@@ -162,6 +182,9 @@ void convert_to_float(const void* src, DType dtype, float* dst, int64_t n) {
     case DType::e4m3:
       for (int64_t i = 0; i < n; ++i) dst[i] = e4m3_to_float(load_as<uint8_t>(src, i));
       return;
+    case DType::e5m2:
+      for (int64_t i = 0; i < n; ++i) dst[i] = e5m2_to_float(load_as<uint8_t>(src, i));
+      return;
     default:
       not_floating(dtype);
   }
@@ -183,6 +206,9 @@ void convert_from_float(const float* src, void* dst, DType dtype, int64_t n) {
       return;
     case DType::e4m3:
       for (int64_t i = 0; i < n; ++i) store_as(dst, i, float_to_e4m3(src[i]));
+      return;
+    case DType::e5m2:
+      for (int64_t i = 0; i < n; ++i) store_as(dst, i, float_to_e5m2(src[i]));
       return;
     default:
       not_floating(dtype);

@@ -17,7 +17,12 @@ uint16_t float_to_fp16(float value);
 float e4m3_to_float(uint8_t bits);
 uint8_t float_to_e4m3(float value);
 
-/// Element i of an array of floating dtype (fp64 fp32 fp16 bf16 e4m3) as double, and back with one rounding.
+/// fp8 of 5 bits of exponent and 2 of mantissa, the upper byte of an fp16: 57344 is the largest, and what rounds to
+/// more is infinite, as torch has it.
+float e5m2_to_float(uint8_t bits);
+uint8_t float_to_e5m2(float value);
+
+/// Element i of an array of floating dtype (fp64 fp32 fp16 bf16 e4m3 e5m2) as double, and back with one rounding.
 double load_element(const void* data, DType dtype, int64_t i);
 void store_element(void* data, DType dtype, int64_t i, double value);
 /// Bulk conversions of contiguous arrays.

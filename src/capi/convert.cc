@@ -208,6 +208,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   if (op->ranks < 1 || op->ranks > kMaxRanks) return refuse("ranks", op->ranks, "1 to 1024");
   if (!is_dtype(op->dtype)) return refuse("dtype", op->dtype, "0 (fp64) to 9 (u8)");
   if (!is_dtype(op->out_dtype)) return refuse("out_dtype", op->out_dtype, "0 (fp64) to 9 (u8)");
+  if (!is_dtype(op->b_dtype)) return refuse("b_dtype", op->b_dtype, "0 (that of dtype) to 9 (u8)");
   if (op->b_layout != OVL_NK && op->b_layout != OVL_KN) return refuse("b_layout", op->b_layout, "0 (NK) or 1 (KN)");
   if (op->has_bias != 0 && op->has_bias != 1) return refuse("has_bias", op->has_bias, "0 or 1");
   if (op->has_a != 0 && (op->has_a != 1 || !spec::gathers(name)))
@@ -228,6 +229,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
                    .activation = static_cast<spec::Activation>(op->activation),
                    .row_offsets = offsets_of(op->row_offsets, op->ranks)};
   out.scales = static_cast<spec::Scales>(op->scales);
+  if (op->b_dtype != 0) out.b_dtype = static_cast<DType>(op->b_dtype);
   if (const std::string why = spec::scales_problem(*spec::find_operator(name), out); !why.empty())
     return base::invalid_argument("{}: op: {}", call, why);
   OVERLACE_TRY(read_exchange(call, *op, &out));

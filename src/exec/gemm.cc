@@ -10,6 +10,7 @@
 #include "src/base/plugin.h"
 #include "src/exec/gemm_reference.h"
 #include "src/exec/onednn/api.h"
+#include "src/spec/operators.h"
 
 namespace overlace::exec {
 namespace {
@@ -74,8 +75,8 @@ bool is_unit(const TensorView& t, int i) { return t.stride(i) == 1 || t.dim(i) <
 
 /// One for all, or one for each row of a and column of b.
 base::Status validate_scales(const GemmArgs& g) {
-  if (is_scaled_float(g.a.dtype) != (g.a_scale.defined() && g.b_scale.defined()))
-    return base::invalid_argument("gemm: a is {}, with a_scale {} and b_scale {}; wanted: both with e4m3, else none",
+  if (is_fp8(g.a.dtype) != (g.a_scale.defined() && g.b_scale.defined()))
+    return base::invalid_argument("gemm: a is {}, with a_scale {} and b_scale {}; wanted: both with fp8, else none",
                                   dtype_name(g.a.dtype), g.a_scale.shape(), g.b_scale.shape());
   if (!g.a_scale.defined() && !g.b_scale.defined()) return {};
   const bool has_rows = g.a_scale.ndim == 2;
@@ -98,10 +99,11 @@ base::Status validate(const GemmArgs& g) {
         "gemm: shapes do not fit: a {} times b {} into c {}; wanted: (M, K), (K, N) and (M, N)", g.a.shape(),
         g.b.shape(), g.c.shape());
   }
-  const bool is_scaled = is_scaled_float(g.a.dtype);
-  if ((!is_float(g.a.dtype) && !is_scaled) || g.b.dtype != g.a.dtype) {
-    return base::invalid_argument("gemm: a and b must have one dtype of fp64 fp32 fp16 bf16 e4m3, got {} and {}",
-                                  dtype_name(g.a.dtype), dtype_name(g.b.dtype));
+  const bool is_scaled = is_fp8(g.a.dtype);
+  if ((!is_float(g.a.dtype) && !is_scaled) || !spec::are_factors(g.a.dtype, g.b.dtype)) {
+    return base::invalid_argument(
+        "gemm: a and b must have one dtype of fp64 fp32 fp16 bf16 e4m3, or be one e4m3 and one e5m2, got {} and {}",
+        dtype_name(g.a.dtype), dtype_name(g.b.dtype));
   }
   OVERLACE_TRY(validate_scales(g));
   const bool c_fits = is_scaled ? is_float(g.c.dtype) && g.c.dtype != DType::fp64

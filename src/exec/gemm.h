@@ -12,20 +12,18 @@ namespace overlace::exec {
 /// What GEMMs multiply, and what a bias may be.
 inline bool is_float(DType t) { return t == DType::fp64 || t == DType::fp32 || t == DType::fp16 || t == DType::bf16; }
 
-/// What GEMMs multiply with scales.
-inline bool is_scaled_float(DType t) { return t == DType::e4m3; }
-
 /// a (M, K) with K or M contiguous; b (K, N) with K or N contiguous; c (M, N) N contiguous; bias (N) or undefined, of
-/// any floating dtype. a and b have one dtype (fp64 fp32 bf16 fp16); c that dtype or fp32. Uses the calling thread
-/// alone.
+/// any floating dtype. a and b have one dtype (fp64 fp32 bf16 fp16) or are of fp8; c that dtype or fp32. Uses the
+/// calling thread alone.
 ///
 /// The result of a row block equals the same rows of the whole product bit for bit: always with the reference provider
 /// (column blocks and accumulated K slabs too), with oneDNN in fp32 where rows are many (its bf16 products of few rows
 /// add in another order, on an AMD EPYC also those of one row in fp32). Either gives the same bits for the same shapes
 /// and data.
 ///
-/// Operands of e4m3 have scales, which are fp32 and multiply the sum: (1) each, or (M, 1) and (1, N). c is fp32, bf16
-/// or fp16 then; sums are fp32 of exact products, scaled in fp64 and rounded to fp32 before anything is added.
+/// Operands of fp8, e4m3 both or one of them e5m2, have scales, which are fp32 and multiply the sum: (1) each, or (M,
+/// 1) and (1, N). c is fp32, bf16 or fp16 then; sums are fp32 of exact products, scaled in fp64 and rounded to fp32
+/// before anything is added.
 struct GemmArgs {
   TensorView a{}, b{}, c{}, bias{}, a_scale{}, b_scale{};
   bool accumulate = false;  // c += a b; c is fp32 or fp64; bias is added last

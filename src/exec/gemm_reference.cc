@@ -92,6 +92,8 @@ T load(const void* data, DType dtype, int64_t i) {
       return static_cast<T>(base::bf16_to_float(static_cast<const uint16_t*>(data)[i]));
     case DType::e4m3:
       return static_cast<T>(base::e4m3_to_float(static_cast<const uint8_t*>(data)[i]));
+    case DType::e5m2:
+      return static_cast<T>(base::e5m2_to_float(static_cast<const uint8_t*>(data)[i]));
     default:
       return static_cast<T>(base::fp16_to_float(static_cast<const uint16_t*>(data)[i]));
   }

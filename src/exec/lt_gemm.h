@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "overlace/dtype_pod.h"
 #include "overlace/schedule.h"
@@ -23,6 +24,7 @@ struct LtGemm {
   int64_t lda = 0, ldb = 0, ldc = 0;
   int64_t batch = 1, batch_stride_a = 0, batch_stride_c = 0;
   DType in = DType::bf16, out = DType::bf16;  // fp32 and fp64 inputs keep their type
+  std::optional<DType> b_in = {};             // of b where that is the other type of fp8
   bool a_is_km = false;                       // a is stored (k, m), lda apart; else (m, k)
   spec::BLayout b_layout = spec::BLayout::nk;
   bool accumulate = false;

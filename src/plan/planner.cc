@@ -56,16 +56,15 @@ bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp1
 /// What a reason says of products whose rate is no measured one.
 std::string unmeasured_rate(const OpSpec& op, const Machine& machine) {
   const spec::Figure& speedup = machine.gemm.fp8_speedup;
-  if (op.dtype != DType::e4m3 || !machine.is_gpu || speedup.source == spec::Source::measured) return "";
-  return base::format("{} at {} times the rate of 16 bits, which was not measured", dtype_name(op.dtype),
+  if (!is_fp8(op.dtype) || !machine.is_gpu || speedup.source == spec::Source::measured) return "";
+  return base::format("{} at {} times the rate of 16 bits, which was not measured", spec::factors_of(op),
                       speedup.value);
 }
 
 /// Whether the machine's costs say something of the problem. Unless more than the recurrence is asked for, of GPUs only
 /// where products are of 16 bits: others were not measured.
 bool is_modelled(const OpSpec& op, const Machine& machine, Tier limit) {
-  const bool is_measured =
-      !machine.is_gpu || is_16_bit(op.dtype) || op.dtype == DType::e4m3 || limit > Tier::recurrence;
+  const bool is_measured = !machine.is_gpu || is_16_bit(op.dtype) || is_fp8(op.dtype) || limit > Tier::recurrence;
   return machine.has_costs() && machine.hosts == 1 && is_measured;
 }
 

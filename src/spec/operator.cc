@@ -36,8 +36,8 @@ class Added {
 };
 
 /// Parameters of every schedule, which no field may be called.
-constexpr std::string_view kParams[] = {"M",    "N",         "K",     "G",         "q",        "align",
-                                        "bias", "ce_queues", "dtype", "out_dtype", "b_layout", "scales"};
+constexpr std::string_view kParams[] = {"M",         "N",     "K",         "G",        "q",      "align",  "bias",
+                                        "ce_queues", "dtype", "out_dtype", "b_layout", "scales", "b_dtype"};
 
 /// What a new operator lacks; empty if it is whole.
 std::string missing(const OperatorDef& op) {
@@ -230,18 +230,25 @@ std::string splits_problem(const OperatorDef& def, const OpSpec& op) {
   return sum == op.m ? "" : base::format("splits sum to {}, wanted M = {}", sum, op.m);
 }
 
+std::string factors_of(const OpSpec& op) {
+  const DType b = dtype_of_b(op);
+  const bool is_one = op.dtype == b && are_factors(op.dtype, b);
+  return base::format("{}{}", dtype_name(op.dtype), is_one ? "" : base::format(" x {}", dtype_name(b)));
+}
+
 std::string scales_problem(const OperatorDef& def, const OpSpec& op) {
-  const bool is_fp8 = op.dtype == DType::e4m3;
+  const bool has_fp8 = is_fp8(op.dtype);
   if (op.scales != Scales::none && !takes_scales(def)) return base::format("{} takes no scales", def.name);
-  if (is_fp8 != (op.scales != Scales::none))
+  if (has_fp8 != (op.scales != Scales::none))
     return base::format("scales are {}, wanted {} with operands of {}", name_of(op.scales),
-                        is_fp8 ? "tensor or rows" : "none", dtype_name(op.dtype));
-  if (!is_fp8) return "";
-  if (op.b_layout != BLayout::nk)
-    return base::format("b_layout is kn, wanted nk with operands of {}", dtype_name(op.dtype));
+                        has_fp8 ? "tensor or rows" : "none", factors_of(op));
+  if (!are_factors(op.dtype, dtype_of_b(op)))
+    return base::format("operands are {}, wanted {}", factors_of(op),
+                        has_fp8 ? "e4m3 x e4m3, e4m3 x e5m2 or e5m2 x e4m3" : "two of one type");
+  if (!has_fp8) return "";
+  if (op.b_layout != BLayout::nk) return base::format("b_layout is kn, wanted nk with operands of {}", factors_of(op));
   if (op.k % kFp8Columns != 0)
-    return base::format("K is {}, wanted a multiple of {} with operands of {}", op.k, kFp8Columns,
-                        dtype_name(op.dtype));
+    return base::format("K is {}, wanted a multiple of {} with operands of {}", op.k, kFp8Columns, factors_of(op));
   return "";
 }
 
@@ -284,6 +291,7 @@ Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family
     out.consts["blocks"] = std::max<int64_t>(std::ssize(op.blocks), 1);
   }
   if (op.scales != Scales::none) out.params["scales"] = std::string(name_of(op.scales));
+  if (dtype_of_b(op) != op.dtype) out.params["b_dtype"] = std::string(dtype_name(dtype_of_b(op)));
   out.tables = tables_of(op, def, options);
   for (const Arg& arg : def.args) {
     if (arg.role == Role::scale && op.scales == Scales::none) continue;
@@ -295,8 +303,9 @@ Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family
     }
     if (arg.role == Role::gathered || arg.role == Role::data || (arg.role == Role::bias && !op.bias)) continue;
     const ArgShape shape = shape_of(arg, op.exchange);
+    const DType of_input = arg.has_layout ? dtype_of_b(op) : op.dtype;
     Buffer buffer{
-        std::string(arg.name), Space::argument, arg.role == Role::input ? op.dtype : op.out_dtype, {shape.rows}};
+        std::string(arg.name), Space::argument, arg.role == Role::input ? of_input : op.out_dtype, {shape.rows}};
     if (!shape.columns.empty()) buffer.shape.emplace_back(shape.columns);
     if (arg.has_layout && is_nk) std::reverse(buffer.shape.begin(), buffer.shape.end());
     out.buffers.push_back(std::move(buffer));

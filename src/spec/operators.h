@@ -120,6 +120,19 @@ inline size_t num_scales(const Task& task) { return scales_of(task.params) == Sc
 inline bool takes_scales(const OperatorDef& op) {
   return std::any_of(op.args.begin(), op.args.end(), [](const Arg& arg) { return arg.role == Role::scale; });
 }
+/// Whether products take factors of these types: of one, or of fp8, of which e5m2 is multiplied by e4m3 alone (cuBLASLt
+/// has no other product of it).
+inline bool are_factors(DType a, DType b) { return a == b ? a != DType::e5m2 : is_fp8(a) && is_fp8(b); }
+inline DType dtype_of_b(const OpSpec& op) { return op.b_dtype.value_or(op.dtype); }
+/// "e5m2 x e4m3", or the one type of both factors.
+std::string factors_of(const OpSpec& op);
+/// Parameter "b_dtype" of a schedule, which is there where B's type is not that of A.
+inline std::string_view dtype_of_b(const Params& params) {
+  auto it = params.find("b_dtype");
+  if (it == params.end()) it = params.find("dtype");
+  const std::string* const name = it == params.end() ? nullptr : std::get_if<std::string>(&it->second);
+  return name == nullptr ? std::string_view() : *name;
+}
 /// Bytes of an element of fp8, whose products want rows of a multiple of so many elements.
 inline constexpr int64_t kFp8Columns = 16;
 /// Rows whose scales fill 16 bytes, at which chunks begin unless they are told otherwise.

@@ -129,7 +129,7 @@ void check_scales(const OpSpec& op, const FamilyDef& family, const FamilyOptions
     throw_error(Errc::not_supported,
                 base::format("{}: family {} is one kernel, which multiplies no {}; wanted a family of library GEMMs, "
                              "such as library",
-                             op.to_string(), family.name, dtype_name(op.dtype)));
+                             op.to_string(), family.name, factors_of(op)));
   const bool is_flat = family.form != hosts && options.hosts == 1;
   if (op.scales == Scales::rows && gathers(op.op) && op.ranks > 1 && !is_flat)
     throw_error(Errc::not_supported,
@@ -149,7 +149,7 @@ std::vector<int64_t> evenly(int64_t extent, int64_t parts) {
 }  // namespace
 
 std::string OpSpec::to_string() const {
-  std::string out = base::format("{} M {} N {} K {} G {} {}", op, m, n, k, ranks, dtype_name(dtype));
+  std::string out = base::format("{} M {} N {} K {} G {} {}", op, m, n, k, ranks, factors_of(*this));
   if (out_dtype != dtype) out += base::format(" -> {}", dtype_name(out_dtype));
   if (bias) out += " bias";
   if (activation != Activation::none) out += base::format(" {}", name_of(activation));
@@ -165,11 +165,12 @@ std::string OpSpec::to_string() const {
 std::string key_of(const OpSpec& problem) {
   // By all members: one that is added does not compile before it is named here.
   const auto& [op, m, n, k, ranks, dtype, out_dtype, b_layout, bias, gathered, activation, row_offsets, splits,
-               exchange, blocks, fields, scales] = problem;
+               exchange, blocks, fields, scales, b_dtype] = problem;
   std::string out =
       base::format("{} {} {} {} {} {} {} {} {} {} {} {}", op, m, n, k, ranks, dtype_name(dtype), dtype_name(out_dtype),
                    b_layout == BLayout::nk ? "nk" : "kn", bias, gathered, name_of(activation), name_of(exchange));
   if (scales != Scales::none) out += base::format(" scales {}", name_of(scales));
+  if (const DType b = b_dtype.value_or(dtype); b != dtype) out += base::format(" b {}", dtype_name(b));
   for (const std::vector<int64_t>* list : {&row_offsets, &splits, &blocks}) {
     out += base::format(" {}:", list->size());
     for (const int64_t number : *list) out += base::format(" {}", number);

@@ -34,9 +34,10 @@ class Operands {
   /// Normal data where there is no such argument yet.
   Status add(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
     if (views_.contains(name)) return {};
-    if (dtype != DType::fp32 && dtype != DType::bf16 && dtype != DType::fp16 && dtype != DType::e4m3)
-      return base::error(Errc::not_supported, "argument {} is {}, wanted fp32, bf16, fp16 or e4m3: data are made up",
-                         name, dtype_name(dtype));
+    if (dtype != DType::fp32 && dtype != DType::bf16 && dtype != DType::fp16 && !is_fp8(dtype))
+      return base::error(Errc::not_supported,
+                         "argument {} is {}, wanted fp32, bf16, fp16, e4m3 or e5m2: data are made up", name,
+                         dtype_name(dtype));
     if (shape.size() != 1 && shape.size() != 2)
       return base::error(Errc::not_supported, "argument {} has {} dimensions, wanted 1 or 2: data are made up", name,
                          shape.size());

@@ -1,4 +1,4 @@
-// ag_gemm, gemm_rs and gemm_ar of e4m3 with scales on real GPUs: exact sums in every family of library GEMMs, repeated,
+// ag_gemm, gemm_rs and gemm_ar of fp8 with scales on real GPUs: exact sums in every family of library GEMMs, repeated,
 // captured, ragged, so that scales of chunks lie at any address; products of normal numbers beside fp64. Ranks are
 // threads of this process, one GPU each; with one GPU they share it (virtual ranks).
 #include <gtest/gtest.h>
@@ -26,6 +26,7 @@ struct Scaled {
   DType out = DType::bf16;
   bool bias = false;
   std::vector<int64_t> row_offsets{};
+  DType a = DType::e4m3, b = DType::e4m3;
 };
 
 /// Powers of two by row of the whole and by column, alike on all ranks, so that sums over ranks stay exact in bf16.
@@ -45,18 +46,19 @@ class ScaledSite {
            .n = p.n,
            .k = p.k,
            .ranks = channel.team().size(),
-           .dtype = DType::e4m3,
+           .dtype = p.a,
            .out_dtype = p.out,
            .bias = p.bias,
            .row_offsets = p.row_offsets,
-           .scales = p.scales};
+           .scales = p.scales,
+           .b_dtype = p.b};
     off_ = spec::row_offsets(op_);
     const bool gathers = spec::gathers(p.op);
     const int64_t begin = off_[static_cast<size_t>(rank_)], mine = off_[static_cast<size_t>(rank_) + 1] - begin;
     first_ = spec::stays_with_owner(p.op) ? begin : 0;
     const int64_t a_rows = gathers ? mine : p.m, a_first = gathers ? begin : 0;
-    a_ = std::make_unique<Matrix>(a_rows, p.k, DType::e4m3);
-    b_ = std::make_unique<Matrix>(p.n, p.k, DType::e4m3);
+    a_ = std::make_unique<Matrix>(a_rows, p.k, p.a);
+    b_ = std::make_unique<Matrix>(p.n, p.k, p.b);
     for (int64_t i = 0; i < a_->size(); ++i) a_->set(i, a_at(rank_, a_first * p.k + i));
     for (int64_t i = 0; i < b_->size(); ++i) b_->set(i, exact_value(2, rank_, i));
     const bool is_rows = p.scales == Scales::rows;
@@ -170,7 +172,8 @@ class GpuFp8 : public ::testing::Test {
             const spec::Schedule schedule = spec::make_schedule(site.op(), family.name, degree);
             if (!ops::supports(channel, site.op(), schedule).ok()) continue;  // `library` without NCCL
             ++ran;
-            const std::string where = base::format("{} {} q {} on {} ranks", p.op, family.name, degree, n);
+            const std::string where =
+                base::format("{} {} {} q {} on {} ranks", p.op, spec::factors_of(site.op()), family.name, degree, n);
             for (int call = 0; call < 3; ++call) {
               site.out().poison();
               site.run(schedule);
@@ -198,6 +201,13 @@ TEST_F(GpuFp8, TensorScales) {
 }
 TEST_F(GpuFp8, RowScales) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) run_all({.op = op, .scales = Scales::rows}, {1, 2, 4});
+}
+TEST_F(GpuFp8, E5m2BesideE4m3) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
+    for (const Scales scales : {Scales::tensor, Scales::rows}) {
+      run_all({.op = op, .scales = scales, .a = DType::e5m2}, {2});
+      run_all({.op = op, .scales = scales, .b = DType::e5m2}, {2});
+    }
 }
 /// cuBLASLt reads scales of rows from 16 bytes on, so that blocks of ragged rows are left to products of all rows.
 TEST_F(GpuFp8, RowScalesOfRaggedRowsAreForProductsOfAllRows) {

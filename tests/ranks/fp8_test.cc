@@ -1,11 +1,13 @@
-// ag_gemm, gemm_rs and gemm_ar of e4m3 with scales, on CPU ranks: beside fp64 of the quantised operands, in every
-// family of library GEMMs; NaN, zero and large scales; what is refused.
+// ag_gemm, gemm_rs and gemm_ar of fp8 with scales, on CPU ranks: beside fp64 of the quantised operands, in every family
+// of library GEMMs; NaN, infinity, zero and large scales; what is refused.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "overlace/error.h"
@@ -31,12 +33,14 @@ struct Problem {
   bool has_bias = false;
   std::vector<int64_t> offsets{};
   spec::Params options{};
+  DType a = DType::e4m3, b = DType::e4m3;
 
   bool gathers() const { return spec::gathers(op); }
   std::string text() const {
     return op + " " + family + " q " + std::to_string(degree) + " M " + std::to_string(m) + " N " + std::to_string(n) +
-           " K " + std::to_string(k) + " -> " + dtype_name(out) + (scales == Scales::rows ? " rows" : " tensor") +
-           (has_bias ? " bias" : "") + (offsets.empty() ? "" : " ragged");
+           " K " + std::to_string(k) + " " + dtype_name(a) + " x " + dtype_name(b) + " -> " + dtype_name(out) +
+           (scales == Scales::rows ? " rows" : " tensor") + (has_bias ? " bias" : "") +
+           (offsets.empty() ? "" : " ragged");
   }
 };
 
@@ -52,8 +56,8 @@ struct Operands8 {
     const std::vector<int64_t> off = spec::row_offsets(spec_of(p, ranks));
     if (p.gathers()) first = off[static_cast<size_t>(rank)], rows = off[static_cast<size_t>(rank) + 1] - first;
     const int64_t owner = p.gathers() ? 0 : rank;  // of the rows
-    a = Matrix(rows, p.k, DType::e4m3, 0);
-    b = Matrix(p.n, p.k, DType::e4m3, 0);
+    a = Matrix(rows, p.k, p.a, 0);
+    b = Matrix(p.n, p.k, p.b, 0);
     a.fill([&](int64_t i, int64_t j) { return 8 * drawn(1, owner, first + i, j, seed); });
     b.fill([&](int64_t i, int64_t j) { return drawn(2, rank, i, j, seed); });
     const bool is_rows = p.scales == Scales::rows;
@@ -75,11 +79,12 @@ struct Operands8 {
             .n = p.n,
             .k = p.k,
             .ranks = ranks,
-            .dtype = DType::e4m3,
+            .dtype = p.a,
             .out_dtype = p.out,
             .bias = p.has_bias,
             .row_offsets = p.offsets,
-            .scales = p.scales};
+            .scales = p.scales,
+            .b_dtype = p.b};
   }
   double scale(const Matrix& of, int64_t i) const {
     return base::load_element(of.view.data, DType::fp32, of.view.ndim == 1 ? 0 : i);
@@ -160,6 +165,9 @@ bool is_one_kernel(const spec::FamilyDef& family) {
          family.form == tracked_kernel;
 }
 
+constexpr std::pair<DType, DType> kFactors[] = {
+    {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
+
 std::vector<Problem> problems(int ranks) {
   std::vector<Problem> out;
   int turn = 0;
@@ -171,6 +179,7 @@ std::vector<Problem> problems(int ranks) {
         if (is_far && ranks > 1) continue;
         Problem p{.op = op, .family = std::string(family.name), .scales = scales};
         p.degree = 1 + ++turn % 3;
+        std::tie(p.a, p.b) = kFactors[turn / 2 % 3];
         p.out = turn % 4 == 0 ? DType::fp32 : turn % 7 == 0 ? DType::fp16 : DType::bf16;
         p.has_bias = turn % 2 == 0;
         if (p.op != "gemm_ar" && turn % 3 == 0) {  // the first rank has no rows but one, or none
@@ -218,9 +227,9 @@ INSTANTIATE_TEST_SUITE_P(Teams, Fp8Ranks,
 
 /// One call of one rank in each family; `change` spoils the operands before it.
 template <class Change, class Look>
-void call_alone(Scales scales, DType out_dtype, const Change& change, const Look& look) {
+void call_alone(Scales scales, DType out_dtype, const Change& change, const Look& look, DType a = DType::e4m3) {
   run_ranks(1, Mode::threads, [&](Runtime& runtime) {
-    Problem p{.op = "ag_gemm", .m = 5, .n = 6, .k = 32, .scales = scales, .out = out_dtype};
+    Problem p{.op = "ag_gemm", .m = 5, .n = 6, .k = 32, .scales = scales, .out = out_dtype, .a = a};
     Operands8 x(p, 0, 1, 7);
     change(x);
     Matrix out(p.m, p.n, p.out, 0);
@@ -232,14 +241,66 @@ void call_alone(Scales scales, DType out_dtype, const Change& change, const Look
 }
 
 TEST(Fp8, NanStaysInItsRow) {
-  for (const uint8_t bits : {uint8_t{0x7F}, uint8_t{0xFF}}) {
+  constexpr std::pair<DType, uint8_t> kNans[] = {
+      {DType::e4m3, 0x7F}, {DType::e4m3, 0xFF}, {DType::e5m2, 0x7D}, {DType::e5m2, 0xFE}, {DType::e5m2, 0x7F}};
+  for (const auto& [dtype, bits] : kNans) {
     call_alone(
-        Scales::rows, DType::bf16, [&](Operands8& x) { static_cast<uint8_t*>(x.a.view.data)[2 * 32 + 9] = bits; },
+        Scales::rows, DType::bf16,
+        [bits = bits](Operands8& x) { static_cast<uint8_t*>(x.a.view.data)[2 * 32 + 9] = bits; },
         [](const Matrix& out) {
           for (int64_t i = 0; i < 5; ++i)
             for (int64_t j = 0; j < 6; ++j) EXPECT_EQ(std::isnan(out.get(i, j)), i == 2) << i << " " << j;
-        });
+        },
+        dtype);
   }
+}
+
+TEST(Fp8, InfinitiesOfE5m2AreThoseOfIeee) {
+  static constexpr double kInf = std::numeric_limits<double>::infinity();
+  call_alone(
+      Scales::rows, DType::bf16,
+      [](Operands8& x) {
+        x.a.set(1, 9, kInf);
+        x.a.set(2, 9, -kInf);
+        x.a.set(3, 9, kInf), x.a.set(3, 8, -kInf);
+        x.a.set(4, 9, 60000), x.a.set(4, 8, 70000);  // the former is rounded to the largest finite number
+        x.a_scale.set(2, 0, 0);
+        for (int64_t j = 0; j < 6; ++j) x.b.set(j, 8, 1), x.b.set(j, 9, j < 3 ? 2 : -2);
+        x.b.set(4, 9, 0);
+      },
+      [](const Matrix& out) {
+        for (int64_t j = 0; j < 6; ++j) {
+          EXPECT_TRUE(std::isfinite(out.get(0, j))) << j;
+          if (j == 4) {
+            EXPECT_TRUE(std::isnan(out.get(1, j))) << "infinity times zero";
+          } else {
+            EXPECT_EQ(out.get(1, j), j < 3 ? kInf : -kInf) << j;
+          }
+          EXPECT_TRUE(std::isnan(out.get(2, j))) << "a scale of zero times infinity, column " << j;
+          if (j < 3 || j == 4) {
+            EXPECT_TRUE(std::isnan(out.get(3, j))) << "infinity minus infinity, or times zero, column " << j;
+          } else {
+            EXPECT_EQ(out.get(3, j), -kInf) << j;
+          }
+          EXPECT_EQ(out.get(4, j), kInf) << "70000 is infinite in e5m2, column " << j;
+        }
+      },
+      DType::e5m2);
+}
+
+TEST(Fp8, LeastOperandsAreExact) {
+  call_alone(
+      Scales::tensor, DType::fp32,
+      [](Operands8& x) {
+        x.a.fill([](int64_t i, int64_t) { return static_cast<double>(i) * 0x1p-16; });  // subnormal up to 3
+        x.b.fill([](int64_t j, int64_t) { return static_cast<double>(j + 1) * 0x1p-9; });
+        x.a_scale.set(0, 0, 0x1p+25), x.b_scale.set(0, 0, 1);
+      },
+      [](const Matrix& out) {
+        for (int64_t i = 0; i < 5; ++i)
+          for (int64_t j = 0; j < 6; ++j) EXPECT_EQ(out.get(i, j), static_cast<double>(32 * i * (j + 1)));
+      },
+      DType::e5m2);
 }
 
 TEST(Fp8, ZeroScalesGiveZerosAndOnesOfInfinityInfinities) {
@@ -275,6 +336,12 @@ TEST(Fp8, ResultsBeyondTheOutputAreInfiniteAndTheLargestOperandsExact) {
     EXPECT_EQ(out.get(0, 0), 32.0 * 448 * 448);
     EXPECT_EQ(out.get(4, 1), -32.0 * 448 * 448);
   });
+  const auto largest_e5m2 = [&](Operands8& x) {
+    largest(x);
+    x.a.fill([](int64_t, int64_t) { return 57344; });
+  };
+  const auto look = [](const Matrix& out) { EXPECT_EQ(out.get(4, 1), -32.0 * 57344 * 448); };
+  call_alone(Scales::tensor, DType::fp32, largest_e5m2, look, DType::e5m2);
   call_alone(Scales::tensor, DType::fp16, largest, [](const Matrix& out) {
     EXPECT_EQ(out.get(0, 0), std::numeric_limits<double>::infinity());
     EXPECT_EQ(out.get(0, 1), -std::numeric_limits<double>::infinity());
@@ -304,8 +371,8 @@ std::string refusal(Problem p, const Change& change) {
 
 TEST(Fp8, BadArgumentsAreRefusedWithBothValues) {
   const Problem tensor{.op = "gemm_rs", .m = 8, .n = 6, .k = 32, .out = DType::fp32};
-  Problem rows = tensor;
-  rows.scales = Scales::rows;
+  Problem rows = tensor, e5m2 = tensor;
+  rows.scales = Scales::rows, e5m2.a = DType::e5m2;
   Matrix other(8, 40, DType::fp32, 0), bytes(6, 40, DType::e4m3, 0);
   const auto vector = [&](int64_t n) { return TensorView::contiguous(other.view.data, DType::fp32, {n}); };
   const auto matrix = [&](int64_t m, int64_t n) {
@@ -322,6 +389,9 @@ TEST(Fp8, BadArgumentsAreRefusedWithBothValues) {
   as_bf16.dtype = DType::bf16, double_out.dtype = DType::fp64, half_bias.dtype = DType::bf16;
   kn.sizes = {32, 6}, kn.strides = {6, 1}, wide.sizes = {40, 6}, wide.strides = {1, 40};
   double_out.sizes = {8, 6};
+  TensorView of_e5m2 = wide, of_two = wide;
+  of_e5m2.sizes = of_two.sizes = {32, 6};
+  of_e5m2.dtype = DType::e5m2, of_two.dtype = DType::bf16;
   const Row table[] = {
       {tensor, kScaleA, {}, "a_scale is not given, wanted one: a is e4m3"},
       {tensor, kScaleB, {}, "b_scale is not given, wanted one: a is e4m3"},
@@ -333,6 +403,9 @@ TEST(Fp8, BadArgumentsAreRefusedWithBothValues) {
       {rows, kScaleB, vector(1), "b_scale must have 2 dimensions, got 1 (1)"},
       {tensor, kB, kn, "b (32, 6) of e4m3 must be contiguous in K (strides 1, >= 32), got strides (6, 1)"},
       {tensor, kB, wide, "b must have K = 32 rows as a (8, 32) has columns, got (40, 6)"},
+      {tensor, kB, of_two, "b must be e4m3 or e5m2, as a is e4m3, got bf16"},
+      {e5m2, kB, of_e5m2, "b must be e4m3, as a is e5m2, got e5m2"},
+      {tensor, kB, of_e5m2, "was made for b of e4m3, the call has e5m2"},
       {tensor, kOut, double_out, "out must be bf16, fp16 or fp32, as a is e4m3, got fp64"},
       {tensor, kBias, half_bias, "bias must have the dtype of out (fp32), got bf16"}};
   for (const Row& row : table) {
@@ -349,7 +422,7 @@ TEST(Fp8, BadArgumentsAreRefusedWithBothValues) {
   const std::string none = refusal(tensor, [&](ops::CallArgs& args) {
     for (const size_t i : {size_t{0}, kB}) args.tensors[i].dtype = DType::i8;
   });
-  EXPECT_NE(none.find("a must be fp32, bf16, fp16, e4m3 or fp64, got i8"), std::string::npos) << none;
+  EXPECT_NE(none.find("a must be fp32, bf16, fp16, e4m3, e5m2 or fp64, got i8"), std::string::npos) << none;
 }
 
 TEST(Fp8, TooFewTensorsAreRefused) {
@@ -406,7 +479,7 @@ TEST(Fp8, SmallIntegersWithScalesOfOneAreThoseOfBf16) {
     spec::OpSpec op = Operands8::spec_of(p, 2);
     const spec::OperatorDef& def = *spec::find_operator(p.op);
     ops::call(channel, def, args_of(p, x, one.view), spec::make_schedule(op, p.family, p.degree));
-    op.dtype = DType::bf16, op.scales = Scales::none;
+    op.dtype = DType::bf16, op.scales = Scales::none, op.b_dtype.reset();
     ops::CallArgs args;
     args.tensors = {a.view, b.view.transposed(), other.view, {}, {}, {}};
     ops::call(channel, def, args, spec::make_schedule(op, p.family, p.degree));

@@ -68,7 +68,7 @@ void check_ag_gemm(Channel& channel) {
     expect_parts(text, {"ag_gemm", rank.c_str()});
   };
   expect({"invalid_argument", "a_shard must have 2 dimensions, got 0"}, [](AgCall& c) { c.args.a_shard = {}; });
-  expect({"invalid_argument", "a_shard must be fp32, bf16, fp16, e4m3 or fp64, got i32"},
+  expect({"invalid_argument", "a_shard must be fp32, bf16, fp16, e4m3, e5m2 or fp64, got i32"},
          [](AgCall& c) { c.args.a_shard.dtype = DType::i32; });
   expect({"invalid_argument", "a_shard must be (4, 6)", "got (3, 6)"},
          [](AgCall& c) { c.args.a_shard = c.args.a_shard.rows(0, 3); });

@@ -211,7 +211,7 @@ TEST(Tune, WhatCannotBeMeasuredDoesNotKeepTheRestFromBeingTaken) {
     ASSERT_EQ(result.tuned.size(), problems.size());
     EXPECT_EQ(result.tuned[0].failure, "");
     EXPECT_EQ(context.plan(problems[0])->tier, plan::Tier::probe);
-    EXPECT_EQ(result.tuned[1].failure, "argument A is fp64, wanted fp32, bf16, fp16 or e4m3: data are made up");
+    EXPECT_EQ(result.tuned[1].failure, "argument A is fp64, wanted fp32, bf16, fp16, e4m3 or e5m2: data are made up");
     EXPECT_EQ(result.tuned[1].gain(), 1);
     EXPECT_FALSE(result.tuned[1].was_kept);
     for (size_t i = 2; i < problems.size(); ++i) {
@@ -255,7 +255,7 @@ TEST(TuneProber, DataThatCannotBeMadeUpFailOnAllRanksBeforeAnyRuns) {
       if (buffer.name == "A") buffer.dtype = DType::i64;
     const base::Status status = prober.measure({whole_numbers}, op).status();
     EXPECT_EQ(status.code(), Errc::not_supported);
-    EXPECT_EQ(status.message(), "argument A is i64, wanted fp32, bf16, fp16 or e4m3: data are made up");
+    EXPECT_EQ(status.message(), "argument A is i64, wanted fp32, bf16, fp16, e4m3 or e5m2: data are made up");
     const std::string placement = R"({"tables":[{"rows":4,"dim":8}],"features":[{"table":0,"rank":0,"column":0}]})";
     spec::OpSpec bags{.op = "embedding_a2a", .m = 6, .n = 8, .ranks = 2, .row_offsets = {}};
     bags.dtype = bags.out_dtype = DType::fp32;

@@ -16,12 +16,13 @@ namespace overlace::ops {
 /// AllGather of rows, then GEMM, on a team of G ranks, of which this is r: a column-parallel layer (arXiv 2406.06858,
 /// section 2).
 struct AgGemmArgs {
-  TensorView a_shard{};  // (rows of r, K)   fp32 | bf16 | fp16 | e4m3 (cpu: fp64 too); K contiguous
+  TensorView a_shard{};  // (rows of r, K)   fp32 | bf16 | fp16 | fp8: e4m3 | e5m2 (cpu: fp64 too); K contiguous
   TensorView b{};     // (K, N)   dtype of a_shard; K or N contiguous: usually weight.transposed(); N may differ by rank
-  TensorView c{};     // (M, N), swiglu: (M, N / 2)   dtype of a_shard | fp32; of e4m3 bf16 | fp16 | fp32; N contiguous
+  TensorView c{};     // (M, N), swiglu: (M, N / 2)   dtype of a_shard | fp32; of fp8 bf16 | fp16 | fp32; N contiguous
   TensorView bias{};  // (N) or undefined; dtype of c, on CPU ranks of a_shard too
   TensorView a{};     // (M, K) or undefined: takes the gathered activation
-  // e4m3 has scales, of fp32, which multiply the sums, and rows of a multiple of 16 elements, b stored (N, K).
+  // fp8 has scales, of fp32, which multiply the sums, rows of a multiple of 16 elements, and b stored (N, K). b is
+  // e4m3 or e5m2 beside e4m3, and e4m3 beside e5m2.
   TensorView a_scale{};                // (1), the same on all ranks, or (rows of r, 1), which travel with the rows
   TensorView b_scale{};                // (1) or (1, N), as a_scale is
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M

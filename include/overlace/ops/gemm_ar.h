@@ -16,11 +16,12 @@ namespace overlace::ops {
 /// GEMM, then AllReduce, on a team of G ranks: a row-parallel layer with replicated output. One owner reduces each row
 /// (rows are split as in gemm_rs), in fp32 and rank order, then broadcasts it.
 struct GemmArArgs {
-  TensorView a{};     // (M, K_local)   fp32 | bf16 | fp16 | e4m3 (cpu: fp64 too); K contiguous
+  TensorView a{};     // (M, K_local)   fp32 | bf16 | fp16 | fp8: e4m3 | e5m2 (cpu: fp64 too); K contiguous
   TensorView b{};     // (K_local, N)   dtype of a; K or N contiguous
-  TensorView out{};   // (M, N)         dtype of a | fp32; of e4m3 bf16 | fp16 | fp32; N contiguous
+  TensorView out{};   // (M, N)         dtype of a | fp32; of fp8 bf16 | fp16 | fp32; N contiguous
   TensorView bias{};  // (N) or undefined; dtype of out, on CPU ranks of a too
-  // e4m3 has scales, of fp32, which multiply each rank's sums, rows of a multiple of 16 elements, and b stored (N, K).
+  // fp8 has scales, of fp32, which multiply each rank's sums, rows of a multiple of 16 elements, and b stored (N, K). b
+  // is e4m3 or e5m2 beside e4m3, and e4m3 beside e5m2.
   TensorView a_scale{};  // (1) or (M, 1)
   TensorView b_scale{};  // (1) or (1, N), as a_scale is
 };

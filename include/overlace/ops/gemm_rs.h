@@ -17,11 +17,12 @@ namespace overlace::ops {
 /// output (arXiv 2406.06858, section 2). Partials travel in the dtype of out; the sum is fp32 in rank order with one
 /// final rounding; bias is added once, after the sum.
 struct GemmRsArgs {
-  TensorView a{};     // (M, K_local)   fp32 | bf16 | fp16 | e4m3 (cpu: fp64 too); K contiguous
+  TensorView a{};     // (M, K_local)   fp32 | bf16 | fp16 | fp8: e4m3 | e5m2 (cpu: fp64 too); K contiguous
   TensorView b{};     // (K_local, N)   dtype of a; K or N contiguous; K_local may differ by rank
-  TensorView out{};   // (rows of r, N) dtype of a | fp32; of e4m3 bf16 | fp16 | fp32; N contiguous
+  TensorView out{};   // (rows of r, N) dtype of a | fp32; of fp8 bf16 | fp16 | fp32; N contiguous
   TensorView bias{};  // (N) or undefined; dtype of out, cpu: of a too; the same on all ranks
-  // e4m3 has scales, of fp32, which multiply each rank's sums, rows of a multiple of 16 elements, and b stored (N, K).
+  // fp8 has scales, of fp32, which multiply each rank's sums, rows of a multiple of 16 elements, and b stored (N, K). b
+  // is e4m3 or e5m2 beside e4m3, and e4m3 beside e5m2.
   TensorView a_scale{};                // (1) or (M, 1)
   TensorView b_scale{};                // (1) or (1, N), as a_scale is
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M

@@ -101,6 +101,7 @@ class Pass(CustomGraphPass):
         if chosen is None:  # layers are alike
             more: dict[str, Any] = {"bias": problem.bias, "return_a": problem.return_a, "dtype": problem.dtype}
             more |= {"b_layout": problem.b_layout, "scales": problem.scales, "out_dtype": problem.out_dtype}
+            more |= {"b_dtype": problem.b_dtype}
             chosen = plan_of(problem.op, problem.m, problem.n, problem.k, group=context.name, **more)
             self._plans[context.name, problem] = chosen
         if chosen.is_library:

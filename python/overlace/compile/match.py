@@ -11,6 +11,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from overlace.planning import FP8
+
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 COLLECTIVES = {c10d.all_gather_into_tensor.default, c10d.reduce_scatter_tensor.default, c10d.all_reduce.default}
@@ -18,7 +20,6 @@ COLLECTIVES |= {c10d.all_to_all_single.default}
 NOT_YET = {c10d.all_gather_into_tensor_coalesced.default}
 NOT_YET |= {c10d.reduce_scatter_tensor_coalesced.default, c10d.all_reduce_coalesced.default, c10d.broadcast.default}
 WAIT = c10d.wait_tensor.default
-FP8 = torch.float8_e4m3fn
 
 
 class Left(Exception):
@@ -31,7 +32,7 @@ class Product:
     a: Node
     b: Node
     bias: Node | None = None
-    scales: tuple[Node, Node] | None = None  # those of a and b where they are float8_e4m3fn
+    scales: tuple[Node, Node] | None = None  # those of a and b where they are fp8
 
     @property
     def is_plain(self) -> bool:
@@ -52,6 +53,7 @@ class Problem:
     b_layout: str = "nk"
     scales: str = "none"
     out_dtype: torch.dtype | None = None
+    b_dtype: torch.dtype | None = None
 
 
 def args_of(node: Node) -> Any:
@@ -110,7 +112,7 @@ def _scaled_product_of(node: Node) -> Product | None:
     names = [argument.name for argument in aten._scaled_mm.default._schema.arguments]
     given = dict(zip(names, args_of(node), strict=False)) | node.kwargs
     a, b = given["self"], given["mat2"]
-    if given.get("scale_result") is not None or any(x.meta["val"].dtype != FP8 for x in (a, b)):
+    if given.get("scale_result") is not None or any(x.meta["val"].dtype not in FP8 for x in (a, b)):
         return None
     return Product(node, a, b, given.get("bias"), (given["scale_a"], given["scale_b"]))
 
@@ -131,8 +133,8 @@ def problem_of(op: str, products: list[Product], bias: bool, scales: str = "none
     """The problem of the sum of the products as one."""
     m, n = (hint(size) for size in shape_of(products[0].node))
     k = sum(hint(shape_of(p.a)[1]) for p in products)
-    dtype, out_dtype = products[0].a.meta["val"].dtype, products[0].node.meta["val"].dtype
-    return Problem(op, m, n, k, dtype, bias, scales=scales, out_dtype=out_dtype)
+    dtype, b_dtype, out_dtype = (node.meta["val"].dtype for node in (products[0].a, products[0].b, products[0].node))
+    return Problem(op, m, n, k, dtype, bias, scales=scales, out_dtype=out_dtype, b_dtype=b_dtype)
 
 
 def _parts(node: Node) -> list[Node] | None:

@@ -8,7 +8,7 @@
 | product or sum of products, all_reduce, wait_tensor | gemm_ar |
 | product or sum of products, all_to_all_single of equal parts, wait_tensor | gemm_a2a |
 | all_to_all_single of equal parts, wait_tensor, then a product of its rows | a2a_gemm |
-| _scaled_mm of float8_e4m3fn in place of the product | ag_gemm_scaled, gemm_rs_scaled, gemm_ar_scaled |
+| _scaled_mm of fp8 in place of the product | ag_gemm_scaled, gemm_rs_scaled, gemm_ar_scaled |
 
 Views, and the split and cat by which another dimension than the first is gathered or scattered, may be in between. What
 does not fit stays as it is, with the reason in its Candidate.
@@ -28,7 +28,6 @@ from torch.fx import Graph, Node
 from overlace.compile.engines import give_back, stand_in
 from overlace.compile.match import (
     COLLECTIVES,
-    FP8,
     NOT_YET,
     VIEWS,
     WAIT,
@@ -56,6 +55,7 @@ from overlace.compile.match import (
 )
 from overlace.compile.scaled import gather_scaled, kind_of_scales, of_one_element
 from overlace.compile.sizes import free_sizes, written_sizes
+from overlace.planning import FP8
 
 if TYPE_CHECKING:
     from overlace.context import Context
@@ -119,7 +119,7 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
 
 
 def _gathers_fp8(node: Node) -> bool:
-    return getattr(node.meta["val"], "dtype", None) == FP8  # of coalesced collectives it is a list
+    return getattr(node.meta["val"], "dtype", None) in FP8  # of coalesced collectives it is a list
 
 
 def _is_pure(node: Node) -> bool:

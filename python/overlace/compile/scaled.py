@@ -1,4 +1,4 @@
-"""Products of float8_e4m3fn whose scales are operands: torch._scaled_mm, and what overlace's operators take of it."""
+"""Products of fp8 whose scales are operands: torch._scaled_mm, and what overlace's operators take of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch.fx import Node
 
 from overlace.compile.match import (
-    FP8,
     VIEWS,
     WAIT,
     Consumers,
@@ -45,7 +44,9 @@ def kind_of_scales(products: Sequence[Product]) -> str:
         raise Left("products with scales are added up before the sum over ranks")
     (m, k), (_, n) = shape_of(product.a), shape_of(product.b)
     if not same(k % _MULTIPLE, 0):
-        raise Left(f"K is {k}, and operators of float8_e4m3fn want a multiple of {_MULTIPLE}")
+        raise Left(f"K is {k}, and operators of fp8 want a multiple of {_MULTIPLE}")
+    if all(factor.meta["val"].dtype == torch.float8_e5m2 for factor in (product.a, product.b)):
+        raise Left("both its operands are torch.float8_e5m2")
     if not same(product.b.meta["val"].stride(0), 1):
         raise Left("the columns of its weight are not contiguous")
     if product.node.meta["val"].dtype not in _RESULTS:
@@ -113,7 +114,10 @@ def gather_scaled(
     packet, out = torch.ops.overlace.ag_gemm_scaled, product.node.meta["val"]
     rows, k, has_bias = math.prod(hint(size) for size in shape_of(full)[:-1]), hint(shape_of(full)[-1]), product.bias
     op, n = torch.ops.overlace.ag_gemm.__name__, hint(out.shape[1])
-    problem = Problem(op, rows, n, k, FP8, has_bias is not None, needs_full, scales=kind, out_dtype=out.dtype)
+    dtype, b_dtype = (node.meta["val"].dtype for node in (full, product.b))
+    problem = Problem(
+        op, rows, n, k, dtype, has_bias is not None, needs_full, scales=kind, out_dtype=out.dtype, b_dtype=b_dtype
+    )
     reason = rewriter.rules.decide(context, problem)
 
     rewriter.begin(behind, order, product.node)

@@ -22,7 +22,7 @@ peer; its gradient; its function. Of gradients only those that are needed are co
 Of the plain collectives: all_gather and reduce_scatter are each other's; that of all_to_all is itself; that of
 all_reduce is local, as of Y = AR(A W).
 
-Those with _scaled in their names, of float8_e4m3fn, have none.
+Those with _scaled in their names, of fp8, have none.
 
 Gradients are made of differentiable operators, so they have gradients themselves, of any order, but for those of moe,
 which have none. What all ranks hold

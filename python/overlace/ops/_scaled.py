@@ -1,4 +1,4 @@
-"""ag_gemm, gemm_rs and gemm_ar of float8_e4m3fn with scales: their shapes and functions. They have no gradients."""
+"""ag_gemm, gemm_rs and gemm_ar of fp8 with scales: their shapes and functions. They have no gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument, Unsupported
 from overlace.ops._common import as_before, check_factors, offsets_in_rows, rows_first, run
+from overlace.planning import FP8
 
-_FP8 = torch.float8_e4m3fn
 _MULTIPLE = 16  # elements of a row of fp8
 # NOTE: overloads, not the names above them: those look for one that fits at each call.
 _ag = torch.ops.overlace.ag_gemm_scaled.default
@@ -25,9 +25,11 @@ _ar = torch.ops.overlace.gemm_ar_scaled.default
 def _check(op, a, a_scale, b, b_scale, bias, group) -> tuple[int, int]:
     rank, size = size_of(op, group, {"a": a, "a_scale": a_scale, "b": b, "b_scale": b_scale, "bias": bias})
     check_factors(op, a, b, "b", rank)
-    for name, t, dtype in (("a", a, _FP8), ("b", b, _FP8), ("a_scale", a_scale, None), ("b_scale", b_scale, None)):
-        if t.dtype != (dtype or torch.float32):
-            raise InvalidArgument(f"{op}: {name} is {t.dtype}, wanted {dtype or torch.float32}")
+    of_b = FP8[:1] if a.dtype == torch.float8_e5m2 else FP8  # two of e5m2 have no product
+    scales: tuple[torch.dtype, ...] = (torch.float32,)
+    for name, t, dtypes in (("a", a, FP8), ("b", b, of_b), ("a_scale", a_scale, scales), ("b_scale", b_scale, scales)):
+        if t.dtype not in dtypes:
+            raise InvalidArgument(f"{op}: {name} is {t.dtype}, wanted {' or '.join(map(str, dtypes))}")
     if a.shape[1] % _MULTIPLE != 0:
         raise InvalidArgument(f"{op}: a is {list(a.shape)}, wanted a K that is a multiple of {_MULTIPLE}")
     is_rows = a_scale.dim() == 2
@@ -166,12 +168,13 @@ def ag_gemm_scaled(
     row_offsets: Sequence[int] | None = None,
     plan: str = "",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """ag_gemm of float8_e4m3fn: `a_scale b_scale (concat over ranks of a) b`, as torch._scaled_mm has it.
+    """ag_gemm of fp8: `a_scale b_scale (concat over ranks of a) b`, as torch._scaled_mm has it.
 
-    a: (..., K), this rank's part, float8_e4m3fn; K a multiple of 16.
+    a: (..., K), this rank's part, float8_e4m3fn or float8_e5m2, the same on all ranks; K a multiple of 16.
     a_scale: float32: of one element and at most one dimension, the same on all ranks, or (..., 1), one for each row;
         those travel with their rows.
-    b: (K, N), float8_e4m3fn, columns contiguous: `weight.t()`. N may differ by rank; on GPUs it is a multiple of 16.
+    b: (K, N), float8_e4m3fn, or float8_e5m2 beside an a of float8_e4m3fn; columns contiguous: `weight.t()`. N may
+        differ by rank; on GPUs it is a multiple of 16.
     b_scale: float32: of one element as a_scale is, or (1, N) beside scales of rows.
     bias: (N) of out_dtype, or None.
     group, gather_dim, return_a, row_offsets: as in ag_gemm.
@@ -206,9 +209,9 @@ def gemm_rs_scaled(
     row_offsets: Sequence[int] | None = None,
     plan: str = "",
 ) -> torch.Tensor:
-    """gemm_rs of float8_e4m3fn: this rank's part of the sum over ranks of `a_scale b_scale a b`.
+    """gemm_rs of fp8: this rank's part of the sum over ranks of `a_scale b_scale a b`.
 
-    a: (..., K), all rows, float8_e4m3fn; K, a multiple of 16, may differ by rank.
+    a: (..., K), all rows, float8_e4m3fn or float8_e5m2; K, a multiple of 16, may differ by rank.
     a_scale: float32: of one element and at most one dimension, or (..., 1), one for each row; each rank has its own.
     b, b_scale: as in ag_gemm_scaled.
     group, reduce_op, scatter_dim, row_offsets: as in gemm_rs.
@@ -242,7 +245,7 @@ def gemm_ar_scaled(
     out_dtype: torch.dtype | None = None,
     plan: str = "",
 ) -> torch.Tensor:
-    """gemm_ar of float8_e4m3fn: the sum over ranks of `a_scale b_scale a b`, the same bits on all of them.
+    """gemm_ar of fp8: the sum over ranks of `a_scale b_scale a b`, the same bits on all of them.
 
     a, a_scale, b, b_scale, bias, out_dtype, plan: as in gemm_rs_scaled.
     group, reduce_op: as in gemm_rs.

@@ -74,11 +74,17 @@ const base::Result<Api>& api() {
   return loaded;
 }
 
+/// "e5m2 x e4m3 -> bf16"
+std::string types_of(const LtGemm& g) {
+  const std::string b = g.b_in.has_value() ? base::format(" x {}", dtype_name(*g.b_in)) : "";
+  return base::format("{}{} -> {}", dtype_name(g.in), b, dtype_name(g.out));
+}
+
 base::Status lt_status(cublasStatus_t status, const char* call, const LtGemm& g) {
   if (status == CUBLAS_STATUS_SUCCESS) return {};
   const Errc code = status == CUBLAS_STATUS_NOT_SUPPORTED ? Errc::not_supported : Errc::engine;
-  return base::error(code, "{} returned {} for m {} n {} k {} batch {} {} -> {}", call, static_cast<int>(status), g.m,
-                     g.n, g.k, g.batch, dtype_name(g.in), dtype_name(g.out));
+  return base::error(code, "{} returned {} for m {} n {} k {} batch {} {}", call, static_cast<int>(status), g.m, g.n,
+                     g.k, g.batch, types_of(g));
 }
 
 cudaDataType_t data_type(DType t) {
@@ -91,6 +97,8 @@ cudaDataType_t data_type(DType t) {
       return CUDA_R_16F;
     case DType::e4m3:
       return CUDA_R_8F_E4M3;
+    case DType::e5m2:
+      return CUDA_R_8F_E5M2;
     default:
       return CUDA_R_16BF;
   }
@@ -196,7 +204,7 @@ class CublasLtImpl final : public CublasLt {
       }
     }
     const bool nk = g.b_layout == spec::BLayout::nk;
-    OVERLACE_TRY(layout(g, &plan.weight, data_type(g.in), nk ? g.k : g.n, nk ? g.n : g.k, g.ldb, 0));
+    OVERLACE_TRY(layout(g, &plan.weight, data_type(g.b_in.value_or(g.in)), nk ? g.k : g.n, nk ? g.n : g.k, g.ldb, 0));
     OVERLACE_TRY(layout(g, &plan.activation, data_type(g.in), g.a_is_km ? g.m : g.k, g.a_is_km ? g.k : g.m, g.lda,
                         g.batch_stride_a));
     return layout(g, &plan.result, data_type(g.out), g.n, g.m, g.ldc, g.batch_stride_c);
@@ -254,10 +262,10 @@ class CublasLtImpl final : public CublasLt {
     if (found == 0) {
       return base::error(
           Errc::not_supported,
-          "cuBLASLt has no algorithm for {} -> {}{} m {} n {} k {} lda {} ldb {} ldc {}, a, b and c at multiples of "
+          "cuBLASLt has no algorithm for {}{} m {} n {} k {} lda {} ldb {} ldc {}, a, b and c at multiples of "
           "{}, {} and {} bytes",
-          dtype_name(g.in), dtype_name(g.out), g.bias ? " with a bias" : "", g.m, g.n, g.k, g.lda, g.ldb, g.ldc,
-          g.align_a, g.align_b, g.align_c);
+          types_of(g), g.bias ? " with a bias" : "", g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.align_a, g.align_b,
+          g.align_c);
     }
     plan.algo = result.algo;
     return {};

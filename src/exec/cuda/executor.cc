@@ -187,6 +187,7 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
     g.batch_stride_a = block.batch_stride_a;
     g.batch_stride_c = block.batch_stride_c;
     g.in = block.a.dtype;
+    if (block.b.dtype != g.in) g.b_in = block.b.dtype;
     g.out = block.c.dtype;
     g.accumulate = block.accumulate;
     g.bias = block.bias.defined();

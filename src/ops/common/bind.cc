@@ -217,7 +217,10 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
     if (arg.role == Role::output && !std::exchange(has_output, true)) op.out_dtype = t.dtype;
     if (arg.role != Role::input && arg.role != Role::output) continue;
     if (i == 0) mine = t;
-    if (arg.has_layout && !std::exchange(has_layout, true)) op.b_layout = layout_of(t);
+    if (arg.has_layout && !std::exchange(has_layout, true)) {
+      op.b_layout = layout_of(t);
+      if (is_fp8(op.dtype) && t.dtype != op.dtype) op.b_dtype = t.dtype;
+    }
     const spec::ArgShape shape = spec::shape_of(arg, op.exchange);
     for (const int side : {0, 1}) {
       const Size size = size_of(side == 0 ? shape.rows : shape.columns);

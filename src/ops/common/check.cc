@@ -90,6 +90,7 @@ base::Status check_memory(const Site& site, const Named& t) {
 base::Status check_input_dtype(const Site& site, const Named& t, bool takes_scales) {
   switch (t.view.dtype) {
     case DType::e4m3:
+    case DType::e5m2:
       if (takes_scales) return {};
       break;
     case DType::fp32:
@@ -103,12 +104,20 @@ base::Status check_input_dtype(const Site& site, const Named& t, bool takes_scal
     default:
       break;
   }
-  return refuse(site, "{} must be fp32, bf16, fp16{} or fp64, got {}", t.name, takes_scales ? ", e4m3" : "",
+  return refuse(site, "{} must be fp32, bf16, fp16{} or fp64, got {}", t.name, takes_scales ? ", e4m3, e5m2" : "",
                 dtype_name(t.view.dtype));
 }
 
+base::Status check_factor_dtype(const Site& site, const Named& b, const Named& a) {
+  if (spec::are_factors(a.view.dtype, b.view.dtype)) return {};
+  if (!is_fp8(a.view.dtype)) return check_same_dtype(site, b, a);
+  return refuse(site, "{} must be {}, as {} is {}, got {}", b.name,
+                a.view.dtype == DType::e4m3 ? "e4m3 or e5m2" : "e4m3", a.name, dtype_name(a.view.dtype),
+                dtype_name(b.view.dtype));
+}
+
 base::Status check_fp8(const Site& site, const Named& a, const Named& b) {
-  if (a.view.dtype != DType::e4m3) return {};
+  if (!is_fp8(a.view.dtype)) return {};
   const int64_t k = a.view.dim(1), n = b.view.dim(1);
   if (k % spec::kFp8Columns != 0)
     return refuse(site, "{} {} of {} has K = {}, wanted a multiple of {}", a.name, a.view.shape(),
@@ -130,11 +139,11 @@ base::Status check_fp8(const Site& site, const Named& a, const Named& b) {
 
 base::Status check_scale(const Site& site, const Named& t, const Named& like, spec::Scales scales, int64_t rows,
                          int64_t cols, std::string_view why) {
-  const bool is_fp8 = like.view.dtype == DType::e4m3;
-  if (!is_fp8 && !t.view.defined()) return {};
-  if (!is_fp8 || !t.view.defined())
+  const bool has_scales = is_fp8(like.view.dtype);
+  if (!has_scales && !t.view.defined()) return {};
+  if (!has_scales || !t.view.defined())
     return refuse(site, "{} is {}, wanted {}: {} is {}", t.name, t.view.defined() ? t.view.shape() : "not given",
-                  is_fp8 ? "one" : "none", like.name, dtype_name(like.view.dtype));
+                  has_scales ? "one" : "none", like.name, dtype_name(like.view.dtype));
   if (t.view.dtype != DType::fp32) return refuse(site, "{} must be fp32, got {}", t.name, dtype_name(t.view.dtype));
   if (scales == spec::Scales::tensor) return check_vector(site, t, 1, "as a_scale and b_scale are alike");
   OVERLACE_TRY(check_matrix(site, t, rows, cols, why));
@@ -144,7 +153,7 @@ base::Status check_scale(const Site& site, const Named& t, const Named& like, sp
 }
 
 base::Status check_output_dtype(const Site& site, const Named& t, const Named& like) {
-  if (like.view.dtype == DType::e4m3) {
+  if (is_fp8(like.view.dtype)) {
     if (t.view.dtype == DType::bf16 || t.view.dtype == DType::fp16 || t.view.dtype == DType::fp32) return {};
     return refuse(site, "{} must be bf16, fp16 or fp32, as {} is {}, got {}", t.name, like.name,
                   dtype_name(like.view.dtype), dtype_name(t.view.dtype));
@@ -192,7 +201,7 @@ base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& l
     return refuse(site, "{} must have K = {} rows as {} {} has columns, got {}", b.name, k, like.name,
                   like.view.shape(), b.view.shape());
   }
-  OVERLACE_TRY(check_same_dtype(site, b, like));
+  OVERLACE_TRY(check_factor_dtype(site, b, like));
   const int64_t n = b.view.dim(1);
   if (n < 0) return refuse(site, "{} {} has a negative extent", b.name, b.view.shape());
   const bool nk = (k <= 1 || b.view.stride(0) == 1) && (n <= 1 || b.view.stride(1) >= k);
@@ -212,8 +221,7 @@ base::Status check_pairs(const Site& site, const Named& b) {
 base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in) {
   if (!bias.defined()) return {};
   if (bias.ndim != 1 || bias.dim(0) != n) return refuse(site, "bias must be ({}), got {}", n, bias.shape());
-  const bool is_fp8 = in.view.dtype == DType::e4m3;
-  if (is_fp8 && bias.dtype != out.view.dtype)
+  if (is_fp8(in.view.dtype) && bias.dtype != out.view.dtype)
     return refuse(site, "bias must have the dtype of {} ({}), got {}", out.name, dtype_name(out.view.dtype),
                   dtype_name(bias.dtype));
   if (bias.dtype != out.view.dtype && bias.dtype != in.view.dtype) {
@@ -270,6 +278,9 @@ base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec:
   OVERLACE_TRY(check_param(site, schedule, "K", op.k));
   OVERLACE_TRY(check_param(site, schedule, "G", int64_t{op.ranks}));
   OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
+  if (const std::string_view b = dtype_name(spec::dtype_of_b(op)); b != spec::dtype_of_b(schedule.params))
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for b of {}, the call has {}; rank {}", site.op,
+                       schedule.family, spec::dtype_of_b(schedule.params), b, site.rank);
   OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
   OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
   for (const auto& [name, value] : op.fields) OVERLACE_TRY(check_param(site, schedule, name, value));
@@ -394,7 +405,7 @@ std::string agreement(const spec::OperatorDef& def, const spec::OpSpec& op) {
   std::string out = op.op;
   for (const auto& [name, value] : {std::pair{"M", op.m}, std::pair{"N", op.n}, std::pair{"K", op.k}})
     if (name != def.local_param) out += base::format(" {} {}", name, value);
-  out += base::format(" G {} {} -> {}, rows {}", op.ranks, dtype_name(op.dtype), dtype_name(op.out_dtype),
+  out += base::format(" G {} {} -> {}, rows {}", op.ranks, spec::factors_of(op), dtype_name(op.out_dtype),
                       join(spec::row_offsets(op)));
   const bool has_rows = op.exchange == spec::Exchange::rows;
   if (has_rows && spec::exchanges(op.op)) out += base::format(", splits {}", join(spec::splits(op)));

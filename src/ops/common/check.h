@@ -37,15 +37,17 @@ base::Status refuse(const Site& site, std::string_view text, const Args&... args
 
 /// Memory is there, aligned to its elements, and where the rank computes; an empty tensor passes.
 base::Status check_memory(const Site& site, const Named& t);
-/// fp64 (cpu only), fp32, bf16, fp16, and e4m3 where the operator takes scales.
+/// fp64 (cpu only), fp32, bf16, fp16, and fp8 where the operator takes scales.
 base::Status check_input_dtype(const Site& site, const Named& t, bool takes_scales);
-/// Factors of e4m3 have rows of a multiple of 16 elements, b stored (N, K), on GPUs N a multiple of 16 too, else
+/// dtype of `a`; beside fp8 any that it is multiplied by (spec::are_factors).
+base::Status check_factor_dtype(const Site& site, const Named& b, const Named& a);
+/// Factors of fp8 have rows of a multiple of 16 elements, b stored (N, K), on GPUs N a multiple of 16 too, else
 /// not_supported; others pass.
 base::Status check_fp8(const Site& site, const Named& a, const Named& b);
-/// fp32, without gaps: for e4m3, `like`, one element, or (rows, cols) where OpSpec::scales is rows; else undefined.
+/// fp32, without gaps: for fp8, `like`, one element, or (rows, cols) where OpSpec::scales is rows; else undefined.
 base::Status check_scale(const Site& site, const Named& scale, const Named& like, spec::Scales scales, int64_t rows,
                          int64_t cols, std::string_view why);
-/// dtype of `like`, or fp32 where that is 16 bits wide; 16 or 32 bits where it is e4m3.
+/// dtype of `like`, or fp32 where that is 16 bits wide; 16 or 32 bits where it is fp8.
 base::Status check_output_dtype(const Site& site, const Named& t, const Named& like);
 /// dtype of `like`.
 base::Status check_same_dtype(const Site& site, const Named& t, const Named& like);
@@ -54,7 +56,7 @@ base::Status check_vector(const Site& site, const Named& t, int64_t n, std::stri
 /// (rows, cols), columns contiguous, rows apart from each other, memory there and aligned. `why`: where the wanted
 /// extents come from.
 base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_t cols, std::string_view why);
-/// b (k, n) of dtype `like`, its first dimension, called `depth`, or N contiguous.
+/// b (k, n) of a dtype that `like` is multiplied by, its first dimension, called `depth`, or N contiguous.
 base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like, std::string_view depth);
 /// b (k, n) with an even n.
 base::Status check_pairs(const Site& site, const Named& b);

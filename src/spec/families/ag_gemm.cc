@@ -182,7 +182,7 @@ constexpr Arg kAgGemmArgs[] = {
      .rows = "off[r+1]-off[r]",
      .columns = "1",
      .why = "as a_shard's rows",
-     .doc = "fp32, for e4m3: of each row of a_shard; or (1), the same on all ranks"},
+     .doc = "fp32, for fp8: of each row of a_shard; or (1), the same on all ranks"},
     kScaleOfB};
 
 using enum ClosedForm;

@@ -127,14 +127,14 @@ inline constexpr Arg kScaleOfA = {.name = "A_scale",
                                   .rows = "M",
                                   .columns = "1",
                                   .why = "as a's rows",
-                                  .doc = "fp32, for e4m3: of each row of a; or (1)"},
+                                  .doc = "fp32, for fp8: of each row of a; or (1)"},
                      kScaleOfB = {.name = "B_scale",
                                   .call = "b_scale",
                                   .role = Role::scale,
                                   .rows = "1",
                                   .columns = "N",
                                   .why = "as b's columns",
-                                  .doc = "fp32, for e4m3: of each column of b; (1) with such an a_scale"};
+                                  .doc = "fp32, for fp8: of each column of b; (1) with such an a_scale"};
 
 /// ag_gemm and ag_wgrad: transfers into X, signals `arrived[chunk]` and `credit`. `is_slab`: rows travel in slabs of K.
 void add_gather(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, bool is_slab);

@@ -1,4 +1,4 @@
-"""The pass of overlace.compile over products of float8_e4m3fn: torch._scaled_mm beside collectives."""
+"""The pass of overlace.compile over products of fp8: torch._scaled_mm beside collectives."""
 
 import itertools
 import math
@@ -9,31 +9,33 @@ from test_compile_pass import gathered as gathered_in_graph
 from test_compile_pass import passed, scattered, skeleton, summed
 from torch._subclasses.fake_tensor import FakeTensor
 
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 K, N = 32, 24
 mm = torch._scaled_mm
 
 
-def fp8(rows, columns, seed, most=4):
+def fp8(rows, columns, seed, most=4, dtype=FP8):
     """Whole numbers from -most to most: products with scales of powers of two and their sums are exact."""
-    return whole(rows, columns, seed).remainder(2 * most + 1).sub(most).to(FP8)
+    return whole(rows, columns, seed).remainder(2 * most + 1).sub(most).to(dtype)
 
 
 def gathered(x, dim, group):
     """Gloo gathers no fp8: outside of graphs its bytes."""
-    is_bytes = x.dtype == FP8 and not isinstance(x, FakeTensor)
+    is_bytes = x.dtype in (FP8, E5M2) and not isinstance(x, FakeTensor)
     return (
-        gathered_in_graph(x.view(torch.uint8), dim, group).view(FP8) if is_bytes else gathered_in_graph(x, dim, group)
+        gathered_in_graph(x.view(torch.uint8), dim, group).view(x.dtype)
+        if is_bytes
+        else gathered_in_graph(x, dim, group)
     )
 
 
-def of_tensors(group):
+def of_tensors(group, of_a, of_b):
     """name: function, operands, how many operators of the graph are products. CPUs have these scales alone."""
     size, rank = group.size(), group.rank()
-    x, w, v = fp8(4, K, 1 + rank), fp8(N, K, 20).t(), fp8(48, K, 21).t()
-    cube, rows = fp8(3 * 4, K, 5 + rank).reshape(3, 4, K), fp8(3 * 4 * size, K, 7 + rank)
+    x, w, v = fp8(4, K, 1 + rank, dtype=of_a), fp8(N, K, 20, dtype=of_b).t(), fp8(48, K, 21).t()
+    cube, rows = fp8(3 * 4, K, 5 + rank, dtype=of_a).reshape(3, 4, K), fp8(3 * 4 * size, K, 7 + rank, dtype=of_a)
     s, t, bias = torch.tensor(0.5), torch.tensor([4.0]), whole(1, N, 9)[0].float()
-    a, small = fp8(4 * size, K, 30 + rank), fp8(4 * size, K, 40 + rank, most=1)
+    a, small = fp8(4 * size, K, 30 + rank, dtype=of_a), fp8(4 * size, K, 40 + rank, most=1, dtype=of_a)
 
     def gather(x, w, s, t, dtype=torch.float32, dim=0, bias=None):
         return mm(gathered(x, dim, group).flatten(0, -2), w, s, t, bias=bias, out_dtype=dtype)
@@ -67,8 +69,8 @@ def of_tensors(group):
     }
 
 
-def rewritten(group):
-    for name, (function, operands, wanted) in of_tensors(group).items():
+def rewritten(group, of_a, of_b):
+    for name, (function, operands, wanted) in of_tensors(group, of_a, of_b).items():
         module, candidates = passed(function, operands)
         assert candidates and all(c.became.endswith("_scaled") for c in candidates), (name, candidates)
         lines = skeleton(module.graph, {"_scaled_mm"})
@@ -79,9 +81,9 @@ def rewritten(group):
             torch.testing.assert_close(mine, its, rtol=1e-6 if name == "average" else 0, atol=0)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_products_with_scales_of_tensors_compute_the_same(size):
-    run_ranks(size, rewritten)
+@pytest.mark.parametrize(("size", "of_a", "of_b"), [*((n, FP8, FP8) for n in SIZES), (2, E5M2, FP8), (2, FP8, E5M2)])
+def test_products_with_scales_of_tensors_compute_the_same(size, of_a, of_b):
+    run_ranks(size, rewritten, of_a, of_b)
 
 
 def gather_of(group, dim, scales_first):
@@ -156,7 +158,7 @@ def left_alone(group):
         "K": (
             lambda *given: summed(product(*given), group),
             (x[:, :24].contiguous(), w[:24], one),
-            "K is 24, and operators of float8_e4m3fn want a multiple of 16",
+            "K is 24, and operators of fp8 want a multiple of 16",
         ),
         "rows of the weight": (
             lambda *given: summed(product(*given), group),
@@ -167,6 +169,11 @@ def left_alone(group):
             lambda x, w, s: mm(gathered(x, 0, group), w, s, s),
             (x, w, one),
             "its result is torch.float8_e4m3fn",
+        ),
+        "two of e5m2": (
+            lambda *given: summed(product(*given), group),
+            (x.to(wide).to(E5M2), w.t().to(wide).to(E5M2).t(), one),
+            "both its operands are torch.float8_e5m2",
         ),
         "no product": (lambda x: gathered(x, 0, group), (x,), "it gathers torch.float8_e4m3fn"),
     }

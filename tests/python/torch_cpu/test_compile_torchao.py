@@ -1,11 +1,13 @@
 """torchao's float8 layers under its own tensor parallelism: the pass of overlace.compile makes operators of them."""
 
+import unittest.mock
+
 import pytest
 from ranks import overlace, run_ranks, torch
 
 float8 = pytest.importorskip("torchao.float8")
 compile_ = overlace.compile
-E4M3 = torch.float8_e4m3fn
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 class FeedForward(torch.nn.Module):
@@ -18,10 +20,23 @@ class FeedForward(torch.nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+class InFp64:
+    """torch._scaled_mm of the quantised operands in fp64, rounded once."""
+
+    def __init__(self):
+        self.factors = []
+
+    def __call__(self, a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False):
+        assert bias is None and scale_result is None
+        self.factors.append((a.dtype, b.dtype))
+        return ((a.double() * scale_a.double()) @ (b.double() * scale_b.double())).to(out_dtype)
+
+
 def of_dtype(dtype):
-    """The layers with scales of tensors; `dtype` is what gradients of results are cast to."""
+    """The layers with scales of tensors; `dtype`: what gradients of results are cast to; None: torchao's default."""
     torch.manual_seed(5)
-    config = float8.Float8LinearConfig(cast_config_grad_output=float8.CastConfig(target_dtype=dtype))
+    cast = {} if dtype is None else {"cast_config_grad_output": float8.CastConfig(target_dtype=dtype)}
+    config = float8.Float8LinearConfig(**cast)
     return float8.convert_to_float8_training(FeedForward(), config=config)
 
 
@@ -37,51 +52,45 @@ def sharded(dtype, mesh):
     return parallelize_module(of_dtype(dtype), mesh, plan)
 
 
-def gradients(group):
+def step(model, x, dy):
+    """The result and all gradients, x's first."""
+    x = x.clone().requires_grad_()
+    y = model(x)
+    y.backward(dy)
+    of_parameters = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
+    return [y.detach(), x.grad, *of_parameters]
+
+
+def gradients(group, dtype):
     from torch.distributed.device_mesh import DeviceMesh
 
     size, rank = group.size(), group.rank()
-    model, whole = sharded(E4M3, DeviceMesh.from_group(group, "cpu")), of_dtype(E4M3)
+    model = sharded(dtype, DeviceMesh.from_group(group, "cpu"))
     torch.manual_seed(6)
     x, dy = (torch.randn(16 * size, 32).bfloat16() for _ in range(2))
-    mine, everything = x.chunk(size)[rank].clone().requires_grad_(), x.clone().requires_grad_()
     compile_.report(clear=True)
     with compile_.enable(group, when="always"):
-        y = torch.compile(model, backend=compile_.aot_eager, fullgraph=True)(mine)
-        y.backward(dy.chunk(size)[rank])
+        compiled = torch.compile(model, backend=compile_.aot_eager, fullgraph=True)
+        got = step(compiled, x.chunk(size)[rank], dy.chunk(size)[rank])
     found = [
         (c.became, c.reason) for c in compile_.report(clear=True).candidates if c.reason != "the reduction is 'max'"
     ]
-    want = whole(everything)
-    want.backward(dy)
-    pairs = [(y, want.chunk(size)[rank]), (mine.grad, everything.grad.chunk(size)[rank])]
-    pairs += [(p.grad.full_tensor(), q.grad) for p, q in zip(model.parameters(), whole.parameters(), strict=True)]
-    for got, expected in pairs:
-        error, largest = (got - expected).abs().max().item(), expected.abs().max().item()
-        assert error <= 0.01 * largest, (error, largest)  # partial sums are rounded to bf16, and to fp8 behind that
+    by_torch = step(of_dtype(dtype), x, dy)
+    oracle = InFp64()
+    with unittest.mock.patch.object(torch, "_scaled_mm", oracle):
+        exact = step(of_dtype(dtype), x, dy)
+    of_gradients = dtype or E5M2
+    assert set(oracle.factors) == {(E4M3, E4M3), (of_gradients, E4M3)} and len(oracle.factors) == 6
+    for want in (by_torch, exact):
+        mine = [part.chunk(size)[rank] for part in want[:2]] + want[2:]
+        for one, expected in zip(got, mine, strict=True):
+            error, largest = (one - expected).abs().max().item(), expected.abs().max().item()
+            assert error <= 0.01 * largest, (error, largest)  # partial sums are rounded to bf16, and to fp8 behind that
     return found
 
 
-def test_forward_and_backward_become_operators_of_fp8():
+@pytest.mark.parametrize("dtype", [None, E4M3])
+def test_forward_and_backward_become_operators_of_fp8(dtype):
     kept = "the gathered rows are a result too; as asked for"  # the gradient of a weight is of them
-    for found in run_ranks(2, gradients):
+    for found in run_ranks(2, gradients, dtype):
         assert found == [("ag_gemm_scaled", kept), ("gemm_rs_scaled", "as asked for")] * 2
-
-
-def e5m2(group):
-    """What the pass leaves cannot run here: gloo gathers no fp8."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    model = sharded(torch.float8_e5m2, DeviceMesh.from_group(group, "cpu"))
-    compile_.report(clear=True)
-    with compile_.enable(group, when="always"):
-        x = torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
-        y = torch.compile(model, backend=compile_.aot_eager, fullgraph=True)(x)
-        with pytest.raises(RuntimeError, match="Invalid scalar type"):
-            y.sum().backward()
-    return [c.reason for c in compile_.report(clear=True).candidates if not c.became and "'max'" not in c.reason]
-
-
-def test_gradients_of_e5m2_are_left():
-    for reasons in run_ranks(2, e5m2):
-        assert reasons == ["it gathers torch.float8_e5m2", "no product feeds it, but _scaled_mm.default"]

@@ -30,7 +30,7 @@ WANTED = {
     "plan of a text": "plan: dtype is 'float32', wanted one of torch.float64, torch.float32",
     "plan's out_dtype": "plan: out_dtype is torch.int64, wanted one of torch.float64, torch.float32",
     "call": "gemm_ar: a is torch.complex64, wanted one of torch.float64, torch.float32",
-    "call of integers": "a must be fp32, bf16, fp16, e4m3 or fp64, got i64",
+    "call of integers": "a must be fp32, bf16, fp16, e4m3, e5m2 or fp64, got i64",
     "symmetric": "empty_symmetric: dtype is 'float32', wanted a torch.dtype",
     "CO2": "CO2: parameter weight is torch.float64, wanted float32, bfloat16 or float16",
     "CO2's wire": "CO2: wire_dtype is torch.float16, wanted torch.float32, torch.bfloat16 or torch.int8",

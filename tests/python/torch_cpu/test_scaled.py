@@ -1,11 +1,13 @@
-"""ag_gemm, gemm_rs and gemm_ar of float8_e4m3fn with scales, beside fp64 of the quantised operands."""
+"""ag_gemm, gemm_rs and gemm_ar of fp8 with scales, beside fp64 of the quantised operands."""
 
 import overlace
 import pytest
 from overlace import errors, ops
 from ranks import SIZES, run_ranks, torch, whole
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+FACTORS = ((FP8, FP8), (E5M2, FP8), (FP8, E5M2))
 K, N = 32, 24
 # How far results may be: each partial sum and the last one are rounded; sums are float32.
 TOLERANCES = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
@@ -13,8 +15,8 @@ FAMILIES = ("library", "serial", "shard_p2p", "uniform_fused_1d:2", "hetero_fuse
 SLABS = "uniform_fused_2d:2"
 
 
-def quantised(rows, columns, seed):
-    return (whole(rows, columns, seed).float() * 0.37).to(FP8)
+def quantised(rows, columns, seed, dtype=FP8):
+    return (whole(rows, columns, seed).float() * 0.37).to(dtype)
 
 
 def scales_of(kind, rows, columns, seed):
@@ -44,7 +46,8 @@ def products(group):
         for kind in ("tensor", "rows"):
             dtype = list(TOLERANCES)[turn % 3]
             bias = whole(1, N, 9)[0].to(dtype) if turn % 2 else None
-            a, b = quantised(6, K, 1 + rank), quantised(N, K, 20 + rank).t()
+            of_a, of_b = FACTORS[(turn + (kind == "rows")) % 3]
+            a, b = quantised(6, K, 1 + rank, of_a), quantised(N, K, 20 + rank, of_b).t()
             a_scale, b_scale = scales_of(kind, 6, N, 3 + rank)
             mine, weights = wide(a, a_scale), wide(b, b_scale)
             rows = gathered(mine, group)
@@ -53,7 +56,7 @@ def products(group):
             assert out.dtype == dtype
             assert_near(out, rows @ weights + added, rows.abs() @ weights.abs())
 
-            a = quantised(4 * size, K, 1 + rank)
+            a = quantised(4 * size, K, 1 + rank, of_a)
             a_scale, b_scale = scales_of(kind, 4 * size, N, 5 + rank)
             total, terms = (wide(a, a_scale) @ wide(b, b_scale)), wide(a, a_scale).abs() @ wide(b, b_scale).abs()
             for t in (total, terms):
@@ -69,16 +72,32 @@ def test_results_of_all_families_are_near_fp64_of_the_quantised_operands(size):
     run_ranks(size, products)
 
 
+def beside_torch(group):
+    """Whole numbers, whose sums are exact."""
+    for of_a, of_b in FACTORS:
+        a, b = (whole(n, K, n).remainder(9).sub(4).to(dtype) for n, dtype in ((6, of_a), (N, of_b)))
+        a_scale, b_scale = torch.tensor([0.5]), torch.tensor([4.0])
+        for op in (ops.ag_gemm_scaled, ops.gemm_rs_scaled, ops.gemm_ar_scaled):
+            for dtype in (torch.bfloat16, torch.float32):
+                out = op(a, a_scale, b.t(), b_scale, group=group, out_dtype=dtype)
+                assert torch.equal(out, torch._scaled_mm(a, b.t(), a_scale, b_scale, out_dtype=dtype))
+
+
+def test_alone_they_are_scaled_mm():
+    run_ranks(1, beside_torch)
+
+
 def shapes(group):
     """More dimensions, other gather and scatter dimensions, row offsets, averages."""
     rank, size = group.rank(), group.size()
-    a, b = quantised(2 * 3, K, 1 + rank).reshape(2, 3, K), quantised(N, K, 7).t()
+    a, b = quantised(2 * 3, K, 1 + rank, E5M2).reshape(2, 3, K), quantised(N, K, 7).t()
     a_scale, b_scale = scales_of("rows", 6, N, 3 + rank)
     a_scale = a_scale.reshape(2, 3, 1)
     full, out = ops.ag_gemm_scaled(a, a_scale, b, b_scale, group=group, gather_dim=1, return_a=True)
     parts = [torch.empty(2, 3, K, dtype=torch.float64) for _ in range(size)]
     torch.distributed.all_gather(parts, wide(a, a_scale), group=group)
-    assert out.shape == (2, 3 * size, N) and out.dtype == torch.bfloat16 and full.dtype == FP8
+    assert out.shape == (2, 3 * size, N) and out.dtype == torch.bfloat16
+    assert full.dtype == E5M2 and torch.equal(full[:, 3 * rank : 3 * rank + 3].float(), a.float())
     want = torch.cat(parts, 1) @ wide(b, b_scale)
     assert_near(out, want, torch.cat(parts, 1).abs() @ wide(b, b_scale).abs())
 
@@ -122,10 +141,24 @@ def test_nan_zero_and_large_scales():
     run_ranks(2, exactness)
 
 
+def on_fakes(op, *tensors, **options):
+    with FakeTensorMode() as mode:
+        return op(*map(mode.from_tensor, tensors), **options)
+
+
 def bad_calls(group):
     a, b = quantised(4, K, 1), quantised(N, K, 2).t()
     one, rows, columns = torch.ones(1), torch.ones(4, 1), torch.ones(1, N)
+    two = quantised(4, K, 1, E5M2), quantised(N, K, 2, E5M2).t()
     return {
+        "both of e5m2": (
+            lambda: ops.gemm_ar_scaled(two[0], one, two[1], one, group=group),
+            "gemm_ar: b must be e4m3, as a is e5m2, got e5m2",
+        ),
+        "both of e5m2, without memory": (
+            lambda: on_fakes(ops.gemm_ar_scaled, two[0], one, two[1], one, group=group),
+            "gemm_ar_scaled: b is torch.float8_e5m2, wanted torch.float8_e4m3fn",
+        ),
         "a is not fp8": (
             lambda: ops.ag_gemm_scaled(a.float(), one, b, one, group=group),
             "a is float32, wanted float8_",
@@ -183,6 +216,20 @@ def test_refusals_name_both_values(size):
     run_ranks(size, refusals)
 
 
+def unlike(group):
+    """Ranks whose operands have other types."""
+    is_first, one = group.rank() == 0, torch.ones(1)
+    for of_a, of_b in (((FP8, E5M2)[is_first], FP8), (FP8, (FP8, E5M2)[is_first])):
+        a, b = quantised(4, K, 1, of_a), quantised(N, K, 2, of_b).t()
+        with pytest.raises(errors.PlanMismatch, match=r"G 2 e5m2 x e4m3|G 2 e4m3 x e5m2"):
+            ops.ag_gemm_scaled(a, one, b, one, group=group)
+    ops.ag_gemm_scaled(quantised(4, K, 1), one, quantised(N, K, 2).t(), one, group=group)
+
+
+def test_ranks_agree_on_types():
+    run_ranks(2, unlike)
+
+
 def compiled(group):
     a, b = quantised(4, K, 1 + group.rank()), quantised(N, K, 2).t()
     name = overlace.context_of(group).name
@@ -227,6 +274,10 @@ def test_backward_says_that_there_is_none():
 def planned(group):
     plan = overlace.plan("ag_gemm", 4096, 4096, 4096, dtype=FP8, scales="rows", group=group)
     assert "e4m3" in plan.schedule and '"scales":"rows"' in plan.schedule
+    mixed = overlace.plan("ag_gemm", 4096, 4096, 4096, dtype=E5M2, b_dtype=FP8, scales="tensor", group=group)
+    assert '"dtype":"e5m2"' in mixed.schedule and '"b_dtype":"e4m3"' in mixed.schedule
+    with pytest.raises(errors.InvalidArgument, match="operands are e5m2 x e5m2, wanted e4m3 x e4m3, e4m3 x e5m2 or"):
+        overlace.plan("ag_gemm", 64, 64, 64, dtype=E5M2, scales="tensor", group=group)
     with pytest.raises(errors.InvalidArgument, match="scales are none, wanted tensor or rows with operands of e4m3"):
         overlace.plan("ag_gemm", 64, 64, 64, dtype=FP8, group=group)
 

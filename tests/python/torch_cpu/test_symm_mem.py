@@ -67,12 +67,11 @@ def test_gradients_come_with_them():
     run_ranks(2, gradients)
 
 
-def scaled(group):
+def scaled(group, of_a):
     from overlace.compat import symm_mem
 
     name, size, rank = group.group_name, group.size(), group.rank()
-    fp8 = torch.float8_e4m3fn
-    a, b = whole(2 * 3, 16, 1 + rank).reshape(2, 3, 16).to(fp8), whole(5, 16, 2).to(fp8).t()
+    a, b = whole(2 * 3, 16, 1 + rank).reshape(2, 3, 16).to(of_a), whole(5, 16, 2).to(torch.float8_e4m3fn).t()
     rows, columns = whole(6, 1, 4 + rank).abs().float().reshape(2, 3, 1) + 0.5, whole(1, 5, 5).abs().float() + 0.5
     one = torch.tensor(0.75)
     wide = torch.float32
@@ -83,12 +82,12 @@ def scaled(group):
             got, (out,) = symm_mem.fused_all_gather_scaled_matmul(
                 a, [b], a_scale, [b_scale], dim, name, [None], [None], [wide], [False]
             )
-            assert out.dtype == wide and got.dtype == fp8
+            assert out.dtype == wide and got.dtype == of_a
             torch.testing.assert_close(out.double(), product, rtol=1e-6, atol=1e-6)
             parts = [torch.empty(2, 3, 16) for _ in range(size)]
             torch.distributed.all_gather(parts, a.float(), group=group)
             assert_same(got.float(), torch.cat(parts, dim))
-    a = whole(2 * size * 3, 16, 1 + rank).to(fp8)  # flattened, as torch's pass gives it
+    a = whole(2 * size * 3, 16, 1 + rank).to(of_a)  # flattened, as torch's pass gives it
     rows = whole(2 * size * 3, 1, 6 + rank).abs().float() + 0.5
     for a_scale, b_scale in ((rows, columns), (one, one)):
         total = ((a.double() * a_scale) @ (b.double() * b_scale)).reshape(3, 2 * size, 5)
@@ -124,8 +123,9 @@ def test_one_row_of_each_rank_has_its_own_scale(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_scaled_results_are_those_of_the_wide_products(size):
-    run_ranks(size, scaled)
+@pytest.mark.parametrize("of_a", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_scaled_results_are_those_of_the_wide_products(size, of_a):
+    run_ranks(size, scaled, of_a)
 
 
 @pytest.mark.parametrize("name", ["fused_all_gather_scaled_matmul", "fused_scaled_matmul_reduce_scatter"])

@@ -1,4 +1,4 @@
-"""ag_gemm, gemm_rs and gemm_ar of float8_e4m3fn with scales on GPUs, beside torch._scaled_mm and fp64: eager, captured,
+"""ag_gemm, gemm_rs and gemm_ar of fp8 with scales on GPUs, beside torch._scaled_mm and fp64: eager, captured,
 compiled. Errors are at most twice those of torch's products. Skipped without GPUs.
 
 By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu/test_fp8_gpu.py`.
@@ -7,7 +7,7 @@ By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu/
 import pytest
 from gpu_ranks import FEW, SIZES, dist, overlace, run_ranks, torch
 
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 KINDS = ("tensor", "rows")
 PLANS = (
     "",
@@ -22,11 +22,12 @@ if torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("fp8 wants compute capability 8.9", allow_module_level=True)
 
 
-def quantised(t, kind, dim):
+def quantised(t, kind, dim, dtype):
     """fp8 and its scales: of the whole, or of each slice along `dim`, as torch._scaled_mm wants them."""
     largest = t.abs().amax() if kind == "tensor" else t.abs().amax(1 - dim, keepdim=True)
-    scale = (largest / 448).float().reshape(1) if kind == "tensor" else (largest / 448).float()
-    return (t / scale).to(FP8), scale
+    scale = (largest / torch.finfo(dtype).max).float()
+    scale = scale.reshape(1) if kind == "tensor" else scale
+    return (t / scale).to(dtype), scale
 
 
 def drawn(rows, columns, seed):
@@ -35,9 +36,9 @@ def drawn(rows, columns, seed):
     )
 
 
-def operands(m, n, k, kind, rank):
-    a, a_scale = quantised(drawn(m, k, 1 + rank), kind, 0)
-    b, b_scale = quantised(drawn(n, k, 50 + rank), kind, 0)
+def operands(m, n, k, kind, rank, of_a=FP8, of_b=FP8):
+    a, a_scale = quantised(drawn(m, k, 1 + rank), kind, 0, of_a)
+    b, b_scale = quantised(drawn(n, k, 50 + rank), kind, 0, of_b)
     return a, a_scale, b.t(), b_scale if kind == "tensor" else b_scale.t()
 
 
@@ -59,9 +60,9 @@ def gathered(t, group):
     return torch.cat(parts)
 
 
-def results(group, m, n, k, kind, plan):
+def results(group, m, n, k, kind, plan, *dtypes):
     size, rank = group.size(), group.rank()
-    a, a_scale, b, b_scale = operands(m // size, n, k, kind, rank)
+    a, a_scale, b, b_scale = operands(m // size, n, k, kind, rank, *dtypes)
     if kind == "tensor":
         dist.all_reduce(a_scale, op=dist.ReduceOp.MAX)  # the same on all ranks
     rows, scales = gathered(a, group), a_scale if kind == "tensor" else gathered(a_scale, group)
@@ -71,7 +72,7 @@ def results(group, m, n, k, kind, plan):
     assert error(out, want) <= 2 * error(other, want)
     assert (out.float() - other.float()).abs().max() <= 2**-6 * want.abs().max()
 
-    a, a_scale, b, b_scale = operands(m, n, k, kind, rank)
+    a, a_scale, b, b_scale = operands(m, n, k, kind, rank, *dtypes)
     want, other = exact(a, a_scale, b, b_scale), theirs(a, a_scale, b, b_scale)
     dist.all_reduce(want)
     dist.all_reduce(other)
@@ -95,6 +96,12 @@ def test_results_are_as_near_as_those_of_torch(size, kind, plan):
 @pytest.mark.parametrize("shape", [(4096, 14336, 8192), (2048, 8192, 7168), (64, 1024, 1024)])
 def test_layers_as_the_planner_decides(size, kind, shape):
     run_ranks(size, results, *shape, kind, "")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("of_a", "of_b"), [(E5M2, FP8), (FP8, E5M2)])
+def test_e5m2_beside_e4m3(size, of_a, of_b):
+    run_ranks(size, results, 1024, 512, 2048, "tensor", "", of_a, of_b)
 
 
 def same_bits(group, kind):

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "overlace/error.h"
@@ -55,47 +56,88 @@ double value_of_e4m3(uint8_t bits) {
   return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(mantissa + 8, exponent - 10));
 }
 
-TEST(Half, EveryPatternOfE4m3HasItsValueAndComesBack) {
-  for (int bits = 0; bits < 256; ++bits) {
-    const auto b = static_cast<uint8_t>(bits);
-    const double want = value_of_e4m3(b);
-    if (std::isnan(want)) {
-      EXPECT_TRUE(std::isnan(e4m3_to_float(b)));
-      EXPECT_EQ(float_to_e4m3(e4m3_to_float(b)), b) << "the sign of NaN stays";
-      continue;
-    }
-    ASSERT_EQ(static_cast<double>(e4m3_to_float(b)), want) << bits;
-    ASSERT_EQ(float_to_e4m3(static_cast<float>(want)), b) << bits;
-    ASSERT_EQ(std::signbit(e4m3_to_float(b)), bits >= 128);
-  }
+/// Value of the e5m2 pattern, from the definition, which is IEEE's.
+double value_of_e5m2(uint8_t bits) {
+  const int exponent = (bits >> 2) & 31, mantissa = bits & 3;
+  const double sign = (bits & 0x80) != 0 ? -1 : 1;
+  if (exponent == 31) return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -16) : std::ldexp(mantissa + 4, exponent - 17));
 }
 
-TEST(Half, E4m3RoundsToNearestEvenAndHasNoInfinity) {
-  for (int bits = 0; bits < 0x7E; ++bits) {  // between each two neighbours
-    const double low = value_of_e4m3(static_cast<uint8_t>(bits)), high = value_of_e4m3(static_cast<uint8_t>(bits + 1));
-    const double middle = (low + high) / 2, step = (high - low) / 1024;
-    ASSERT_EQ(float_to_e4m3(static_cast<float>(middle)), bits % 2 == 0 ? bits : bits + 1) << bits;
-    ASSERT_EQ(float_to_e4m3(static_cast<float>(middle - step)), bits);
-    ASSERT_EQ(float_to_e4m3(static_cast<float>(-middle - step)), 0x80 | (bits + 1));
-  }
+struct Format {
+  DType dtype;
+  double (*value_of)(uint8_t);
+  float (*widen)(uint8_t);
+  uint8_t (*narrow)(float);
+  int largest;  // pattern of the largest finite number
+};
+constexpr Format kFormats[] = {{DType::e4m3, value_of_e4m3, e4m3_to_float, float_to_e4m3, 0x7E},
+                               {DType::e5m2, value_of_e5m2, e5m2_to_float, float_to_e5m2, 0x7B}};
+
+TEST(Fp8, EveryPatternHasItsValueAndComesBack) {
+  for (const Format& f : kFormats)
+    for (int bits = 0; bits < 256; ++bits) {
+      SCOPED_TRACE(std::string(dtype_name(f.dtype)) + " " + std::to_string(bits));
+      const auto b = static_cast<uint8_t>(bits);
+      const double want = f.value_of(b);
+      const float got = f.widen(b);
+      ASSERT_EQ(std::signbit(got), bits >= 128);
+      if (std::isnan(want)) {
+        EXPECT_TRUE(std::isnan(got));
+        EXPECT_EQ(f.narrow(got), bits >= 128 ? 0xFF : 0x7F) << "the sign of NaN stays";
+        continue;
+      }
+      ASSERT_EQ(static_cast<double>(got), want);
+      ASSERT_EQ(f.narrow(static_cast<float>(want)), b);
+    }
+}
+
+TEST(Fp8, RoundsToNearestEven) {
+  for (const Format& f : kFormats)
+    for (int bits = 0; bits < f.largest; ++bits) {  // between each two neighbours
+      SCOPED_TRACE(std::string(dtype_name(f.dtype)) + " " + std::to_string(bits));
+      const double low = f.value_of(static_cast<uint8_t>(bits)), high = f.value_of(static_cast<uint8_t>(bits + 1));
+      const double middle = (low + high) / 2, step = (high - low) / 1024;
+      ASSERT_EQ(f.narrow(static_cast<float>(middle)), bits % 2 == 0 ? bits : bits + 1);
+      ASSERT_EQ(f.narrow(static_cast<float>(middle - step)), bits);
+      ASSERT_EQ(f.narrow(static_cast<float>(-middle - step)), 0x80 | (bits + 1));
+      uint8_t element = 0;
+      store_element(&element, f.dtype, 0, middle + (high - low) * 0x1p-30);  // one rounding, not two
+      ASSERT_EQ(element, bits + 1);
+      ASSERT_EQ(load_element(&element, f.dtype, 0), high);
+    }
+}
+
+TEST(Fp8, BeyondTheLargestE4m3IsNanAndE5m2Infinite) {
   EXPECT_EQ(float_to_e4m3(464), 0x7E) << "half way to 480, which is not there: the even one";
   EXPECT_EQ(float_to_e4m3(std::nextafter(464.0F, kInf)), 0x7F);
   EXPECT_EQ(float_to_e4m3(kInf), 0x7F);
   EXPECT_EQ(float_to_e4m3(-kInf), 0xFF);
   EXPECT_EQ(float_to_e4m3(0x1p-10F), 0) << "half of the least one: to the even one, zero";
   EXPECT_EQ(float_to_e4m3(std::nextafter(0x1p-10F, 1.0F)), 1);
-  uint8_t element = 0;
-  store_element(&element, DType::e4m3, 0, 1.0625 + 1e-12);  // above the middle: one rounding, not two
-  EXPECT_EQ(element, 0x39);
-  EXPECT_EQ(load_element(&element, DType::e4m3, 0), 1.125);
+  EXPECT_EQ(value_of_e5m2(0x7B), 57344);
+  EXPECT_EQ(float_to_e5m2(std::nextafter(61440.0F, 0.0F)), 0x7B);
+  EXPECT_EQ(float_to_e5m2(61440), 0x7C) << "half way to 65536: to the even pattern, infinity";
+  EXPECT_EQ(float_to_e5m2(-3e38F), 0xFC);
+  EXPECT_EQ(float_to_e5m2(kInf), 0x7C);
+  EXPECT_EQ(float_to_e5m2(-kInf), 0xFC);
+  EXPECT_EQ(e5m2_to_float(0xFC), -kInf);
+  EXPECT_EQ(float_to_e5m2(0x1p-17F), 0) << "half of the least one: to the even one, zero";
+  EXPECT_EQ(float_to_e5m2(std::nextafter(0x1p-17F, 1.0F)), 1);
+  EXPECT_EQ(float_to_e5m2(-0.0F), 0x80);
+}
+
+TEST(Fp8, ArraysAreConvertedAsElementsAre) {
   const float values[] = {1, -0.5F, 3.3F};
-  uint8_t packed[3];
-  float back[3];
-  convert_from_float(values, packed, DType::e4m3, 3);
-  convert_to_float(packed, DType::e4m3, back, 3);
-  EXPECT_EQ(back[0], 1);
-  EXPECT_EQ(back[1], -0.5F);
-  EXPECT_EQ(back[2], 3.25F);
+  for (const Format& f : kFormats) {
+    uint8_t packed[3];
+    float back[3];
+    convert_from_float(values, packed, f.dtype, 3);
+    convert_to_float(packed, f.dtype, back, 3);
+    EXPECT_EQ(back[0], 1);
+    EXPECT_EQ(back[1], -0.5F);
+    EXPECT_EQ(back[2], f.dtype == DType::e4m3 ? 3.25F : 3.5F);
+  }
 }
 
 /// Nearest of the two patterns around |value|, ties to the even one.
@@ -188,7 +230,7 @@ TEST(Half, IntegerTypesAreOurBug) {
   float value = 0;
   EXPECT_THROW(load_element(&word, DType::i32, 0), Internal);
   EXPECT_THROW(store_element(&word, DType::u8, 0, 1), Internal);
-  EXPECT_THROW(convert_to_float(&word, DType::e5m2, &value, 1), Internal);
+  EXPECT_THROW(convert_to_float(&word, DType::i8, &value, 1), Internal);
   EXPECT_THROW(convert_from_float(&value, &word, DType::i64, 1), Internal);
 }
 

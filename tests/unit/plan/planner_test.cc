@@ -312,9 +312,11 @@ TEST(Planner, TakesLibraryGemmsForFp8AndSaysThatItsRateWasNotMeasured) {
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     spec::OpSpec op = op_of(name, 8192, 4096, 8192);
     const double wide_us = Recurrence(op, h200()).us({"library", 1}).value();
-    op.dtype = DType::e4m3;
     for (const spec::Scales scales : {spec::Scales::tensor, spec::Scales::rows}) {
+      const bool is_mixed = scales == spec::Scales::rows;
       op.scales = scales;
+      op.dtype = is_mixed ? DType::e5m2 : DType::e4m3;
+      if (is_mixed) op.b_dtype = DType::e4m3;
       for (const Candidate& one : candidates(op, h200()))
         EXPECT_TRUE(one.family != "k_slab" && one.family != "tma_slot" && one.family != "one_shot") << one.family;
       const auto slabs = [](const Candidate& one) { return one.family == "uniform_fused_2d"; };
@@ -325,8 +327,8 @@ TEST(Planner, TakesLibraryGemmsForFp8AndSaysThatItsRateWasNotMeasured) {
       Planner planner(h200());
       const std::shared_ptr<const Plan> plan = planner.plan(op);
       EXPECT_EQ(plan->tier, Tier::recurrence);
-      EXPECT_NE(plan->reason.find("e4m3 at 1.8 times the rate of 16 bits, which was not measured"), std::string::npos)
-          << plan->reason;
+      const std::string rate = std::string(is_mixed ? "e5m2 x e4m3" : "e4m3") + " at 1.8 times the rate of 16 bits";
+      EXPECT_NE(plan->reason.find(rate + ", which was not measured"), std::string::npos) << plan->reason;
       EXPECT_EQ(spec::scales_of(plan->schedule.params), scales);
       spec::Machine measured = h200();
       measured.gemm.fp8_speedup = {1.7, spec::Source::measured};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "overlace/error.h"
 #include "src/spec/check.h"
@@ -106,6 +107,47 @@ TEST(Scales, ProblemsAreRefused) {
                 .find("with hosts 2, wanted a flat family"),
             std::string::npos);
   EXPECT_EQ(scales_refusal(scaled("ag_gemm", 4, Scales::tensor), "serial", two_hosts), "");
+}
+
+TEST(Scales, BothTypesOfFp8AreMultipliedAndE5m2ByE4m3Alone) {
+  const auto type_of = [](const Schedule& schedule, std::string_view buffer) {
+    for (const Buffer& one : schedule.buffers)
+      if (one.name == buffer) return one.dtype;
+    ADD_FAILURE() << buffer;
+    return DType::u8;
+  };
+  for (const auto& [a, b] : {std::pair{DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}})
+    for (const std::string_view op : kScaled) {
+      OpSpec problem = scaled(op, 2, Scales::rows);
+      const std::string key = key_of(problem);
+      problem.dtype = a, problem.b_dtype = b;
+      const Schedule schedule = make_schedule(problem, "uniform_fused_1d", 2);
+      EXPECT_EQ(finding(schedule, ""), "") << op;
+      EXPECT_EQ(Schedule::from_json(schedule.to_json()), schedule);
+      EXPECT_EQ(type_of(schedule, "A"), a);
+      EXPECT_EQ(type_of(schedule, "B"), b);
+      EXPECT_EQ(gathers(op) ? type_of(schedule, "X") : a, a);
+      EXPECT_NE(key_of(problem), key);
+      const std::string both = std::string(dtype_name(a)) + " x " + dtype_name(b) + " -> bf16";
+      EXPECT_NE(problem.to_string().find(both), std::string::npos) << problem.to_string();
+    }
+  OpSpec same = scaled("ag_gemm", 2, Scales::rows);
+  same.b_dtype = same.dtype;
+  EXPECT_EQ(key_of(same), key_of(scaled("ag_gemm", 2, Scales::rows)));
+  EXPECT_EQ(make_schedule(same, "library"), make_schedule(scaled("ag_gemm", 2, Scales::rows), "library"));
+
+  constexpr std::string_view kWanted = ", wanted e4m3 x e4m3, e4m3 x e5m2 or e5m2 x e4m3";
+  for (const auto& [a, b] : {std::pair{DType::e5m2, DType::e5m2}, {DType::e4m3, DType::bf16}}) {
+    OpSpec bad = scaled("gemm_rs", 2, Scales::tensor);
+    bad.dtype = a, bad.b_dtype = b;
+    const std::string what = scales_refusal(bad);
+    EXPECT_NE(what.find(std::string("operands are ") + dtype_name(a) + " x " + dtype_name(b) + std::string(kWanted)),
+              std::string::npos)
+        << what;
+  }
+  OpSpec wide = scaled("gemm_rs", 2, Scales::none);
+  wide.dtype = DType::bf16, wide.b_dtype = DType::fp32;
+  EXPECT_NE(scales_refusal(wide).find("operands are bf16 x fp32, wanted two of one type"), std::string::npos);
 }
 
 TEST(Scales, ChecksFindWhatIsWrongWithThem) {
