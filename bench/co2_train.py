@@ -2,9 +2,11 @@
 
     python3 bench/co2_train.py --tau 4,16,32 --out records.jsonl
 starts the ranks itself. A character model learns the English of Python's own help texts; every repetition has a seed of
-its own, for parameters and batches. alone: no exchange; ddp: gradients at every step, in buckets behind backward, over
-the same link; local_sgd, slow_mo, diloco: increments, awaited at the end of a round; eager, co2: a round later;
-streaming: a quarter of them four times a round, awaited a step later. All see the same samples.
+its own, for parameters and batches. alone: no exchange. Over a process group with the link: ddp: gradients at every
+step, in buckets behind backward; zero1: the same with torch's ZeroRedundancyOptimizer; fsdp2: torch's fully_shard of
+each layer; torch_local_sgd: torch's own mean of parameters at the end of a round. Over the link too: local_sgd,
+slow_mo, diloco: increments, awaited at the end of a round; eager, co2: a round later; streaming: a quarter of them four
+times a round, awaited a step later. All see the same samples.
 Times are of the later rounds; beside them stands what `overlace sim graph co2` predicts from the step of
 `alone`, the pass of `co2` and the link. Groups must end with the same parameters, or the record is `wrong`.
 """
@@ -12,7 +14,6 @@ Times are of the later rounds; beside them stands what `overlace sim graph co2` 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -22,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "driver"))
@@ -31,11 +31,18 @@ import programs
 import protocol
 import schema
 
-NAMES = ("alone", "ddp", "local_sgd", "slow_mo", "diloco", "streaming", "eager", "co2")
+RULES = ("local_sgd", "slow_mo", "diloco", "streaming", "eager", "co2")
+BY_TORCH = ("ddp", "zero1", "fsdp2", "torch_local_sgd")  # over linked_group.py
+ABSENT = {
+    "torchft": "it exchanges over process groups that it makes itself, which no emulated link slows down, behind a "
+    "service of its own (lighthouse)"
+}
+NAMES = ("alone", *BY_TORCH, *RULES, *ABSENT)
+SIMULATED = ("ddp", *RULES)  # what `overlace sim graph co2` knows
 WIRES = {"co2_bf16": "bfloat16", "co2_int8": "int8"}  # co2 with another type on the wire, where asked for
 CHECKS = ("wrong",)  # one group ends elsewhere: to be refused
 COMMAND = "CO2_TRAIN_COMMAND"  # environment of the ranks: the command that started them
-VOCABULARY, CONTEXT, WIDTH, BATCH = 96, 16, 32, 64
+VOCABULARY, CONTEXT, WIDTH, BATCH, RATE = 96, 16, 32, 64, 2e-3
 OVERLACE = os.environ.get("OVERLACE_BIN", "overlace")
 
 
@@ -91,69 +98,49 @@ class Text:
         return windows[:, :-1], windows[:, -1]
 
 
-class LinkReducer:
-    """Means of gradients over a runtime of overlace with the emulated link, on a thread of its own."""
+def over_link(name: str, tau: int, plain: object, linked: object) -> tuple:
+    """Model and optimizer of a competitor that knows torch.distributed alone, over a group with the link."""
+    import torch
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
 
-    def __init__(self, group: object, link: str) -> None:
-        self.thread, self.size = ThreadPoolExecutor(1), group.size()
-        self.thread.submit(self._open, group, link).result()
-
-    def _open(self, group: object, link: str) -> None:
-        from overlace._library import Options, handle
-        from overlace.context import given_of
-
-        self.given, _ = given_of(group)
-        options = Options(backend=1, link=link.encode(), timeout_ms=60000)
-        self.runtime = handle("ovl_runtime_open_given", ctypes.byref(self.given), ctypes.byref(options))
-        team = handle("ovl_runtime_world", self.runtime)
-        self.channel = handle("ovl_channel_open", team, None, 0)
-
-    def hook(self, _state: object, bucket: object) -> object:
-        import torch
-
-        done, gradients = torch.futures.Future(), bucket.buffer()
-        gradients.mul_(1.0 / self.size)
-
-        def reduce() -> None:
-            from overlace._library import call
-
-            try:
-                data = ctypes.c_void_p(gradients.data_ptr())
-                call("ovl_all_reduce", self.channel, data, data, ctypes.c_int64(gradients.numel()), 1)
-                done.set_result(gradients)
-            except Exception as error:
-                done.set_exception(error)
-
-        self.thread.submit(reduce)
-        return done
-
-    def close(self) -> None:
-        from overlace._library import call
-
-        self.thread.submit(call, "ovl_runtime_close", self.runtime).result()
-        self.thread.shutdown()
+    adamw, model = torch.optim.AdamW, plain
+    if name == "fsdp2":
+        mesh = DeviceMesh.from_group(linked, "cpu")
+        for layer in plain:
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(plain, mesh=mesh)
+    elif name != "torch_local_sgd":
+        model = DistributedDataParallel(plain, process_group=linked, bucket_cap_mb=0.5)
+    if name == "zero1":
+        return model, ZeroRedundancyOptimizer(model.parameters(), adamw, process_group=linked, lr=RATE)
+    optimizer = adamw(model.parameters(), lr=RATE)
+    if name == "torch_local_sgd":
+        averager = PeriodicModelAverager(period=tau, warmup_steps=tau - 1, process_group=linked)
+        optimizer = PostLocalSGDOptimizer(optimizer, averager)
+    return model, optimizer
 
 
 def train(o: argparse.Namespace, group: object, text: Text, name: str, tau: int, seed: int) -> dict:
     """Times in us, shares, losses; of this rank."""
+    import linked_group
     import overlace
     import torch
+    from torch.distributed.fsdp import FSDPModule
     from torch.nn.functional import cross_entropy
-    from torch.nn.parallel import DistributedDataParallel
 
     plain = model = model_of(o, seed)
-    reducer = co2 = None
-    if name == "ddp":
-        reducer = LinkReducer(group, o.link)
-        model = DistributedDataParallel(plain, process_group=group, bucket_cap_mb=0.5)
-        hook = reducer.hook
-        hook.__func__.__annotations__ = {
-            "bucket": torch.distributed.GradBucket,
-            "return": torch.futures.Future[torch.Tensor],
-        }
-        model.register_comm_hook(None, hook)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    if name not in ("alone", "ddp"):
+    linked = co2 = None
+    if name in BY_TORCH:
+        linked = linked_group.linked_group(group, o.link)
+        model, optimizer = over_link(name, tau, plain, linked)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    if name != "alone" and linked is None:
         rule, wire = ("co2" if name == "wrong" or name in WIRES else name), getattr(torch, WIRES.get(name, "float32"))
         co2 = overlace.optim.CO2(
             model,
@@ -190,17 +177,20 @@ def train(o: argparse.Namespace, group: object, text: Text, name: str, tau: int,
         out["waited"] = sum(r["exposed_ms"] for r in rounds) / whole if whole > 0 else 0.0
         out["pass_us"] = statistics.median(r["pass_ms"] for r in rounds) * 1e3 if rounds else 0.0
         out["comm_us"] = statistics.median(r["comm_ms"] for r in rounds) * 1e3 if rounds else 0.0
-    if reducer is not None:
-        reducer.close()
     with torch.no_grad():
         x, y = text.batch(text.test, 7, 8192)
         out["loss"] = float(cross_entropy(plain(x), y))
+        for part in plain.modules():
+            if isinstance(part, FSDPModule):
+                part.unshard()
         values = torch.cat([p.flatten() for p in plain.parameters()])
         if name == "wrong" and group.rank() == 1:
             values[5] += 1
         everybody = [torch.empty_like(values) for _ in range(group.size())]
         torch.distributed.all_gather(everybody, values, group=group)
     out["is_same"] = all(torch.equal(values, other) for other in everybody)
+    if linked is not None:
+        linked_group.end_of(linked)
     return out
 
 
@@ -213,7 +203,8 @@ def work(rank: int, o: argparse.Namespace, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=o.ranks)
     group, text = dist.group.WORLD, Text()
     for tau in map(int, o.tau.split(",")):
-        results: dict[str, list[list[dict]]] = {name: [] for name in o.competitors.split(",")}
+        here = [name for name in o.competitors.split(",") if name not in ABSENT]
+        results: dict[str, list[list[dict]]] = {name: [] for name in here}
         repetitions = 1 if o.verify_only else o.repetitions
         for repetition, name in protocol.interleaved(list(results), repetitions, o.seed):
             mine = train(o, group, text, name, tau, o.seed + repetition)
@@ -260,11 +251,20 @@ def machine_of(o: argparse.Namespace) -> dict:
     return machine | {"torch": __import__("torch").__version__, "load": os.getloadavg()[0]}
 
 
+def head_of(o: argparse.Namespace, tau: int, parameters: int, entrant: argparse.Namespace) -> dict:
+    row = programs.torch_head(o, entrant, machine_of(o), o.ranks, os.environ[COMMAND])
+    row |= {"workload": "co2", "case": {"name": f"tau {tau}", "what": f"{o.steps} steps, {parameters} parameters"}}
+    return row | {"dtype": "fp32", "data": f"pydoc_data.topics, seeds from {o.seed}", "flags": ["emulated"]}
+
+
 def write(o: argparse.Namespace, tau: int, results: dict[str, list[list[dict]]]) -> None:
     parameters = sum(p.numel() for p in model_of(o, 1).parameters())
     alone = [max(rank["step_us"] for rank in ranks) for ranks in results.get("alone", [])]
     pass_us = median_of(results["co2"], "pass_us") if "co2" in results else 0.0
     lines = []
+    for name in (name for name in o.competitors.split(",") if name in ABSENT):
+        row = head_of(o, tau, parameters, argparse.Namespace(name=name, reason=ABSENT[name], status="absent"))
+        lines.append(schema.with_id(row) + "\n")
     for name, runs in results.items():
         is_same = all(rank["is_same"] for ranks in runs for rank in ranks)
         ok = is_same or name == "alone"
@@ -278,7 +278,7 @@ def write(o: argparse.Namespace, tau: int, results: dict[str, list[list[dict]]])
         if alone:
             lost = [1 - a / s for a, s in zip(alone, samples, strict=True)]
             training["lost"] = statistics.median(lost)
-            if name in NAMES[1:]:
+            if name in SIMULATED:
                 training["simulated"] = simulated(o, name, tau, parameters, statistics.median(alone), pass_us)
         for key in ("waited", "pass_us", "comm_us"):
             if key in runs[0][0]:
@@ -286,9 +286,7 @@ def write(o: argparse.Namespace, tau: int, results: dict[str, list[list[dict]]])
         entrant = argparse.Namespace(name=name, reason="", status="ok" if ok else "wrong")
         if not ok:
             entrant.reason = "groups ended with different parameters"
-        row = programs.torch_head(o, entrant, machine_of(o), o.ranks, os.environ[COMMAND])
-        row |= {"workload": "co2", "case": {"name": f"tau {tau}", "what": f"{o.steps} steps, {parameters} parameters"}}
-        row |= {"dtype": "fp32", "data": f"pydoc_data.topics, seeds from {o.seed}", "flags": ["emulated"]}
+        row = head_of(o, tau, parameters, entrant)
         row["method"] = {"repetitions": len(runs), "n": o.steps}
         row["verify"] = {"ok": ok, "oracle": "parameters of all groups, bit by bit" if name != "alone" else "none"}
         if ok and not o.verify_only:

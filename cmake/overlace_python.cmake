@@ -52,9 +52,13 @@ endif()
 function(overlace_python)
   set(package ${PROJECT_BINARY_DIR}/python/overlace)
   file(MAKE_DIRECTORY ${package}/lib)
-  # NOTE: the library alone. Beside it liboverlace_onednn.so would be opened, whose symbols clash with those of torch.
+  # NOTE: without liboverlace_onednn.so: it would be opened, and its symbols clash with those of torch.
   add_custom_target(overlace_python DEPENDS overlace_shared COMMAND ${CMAKE_COMMAND} -E copy_if_different
                     $<TARGET_SONAME_FILE:overlace_shared> ${package}/lib/$<TARGET_SONAME_FILE_NAME:overlace_shared>)
+  foreach(name ${OVERLACE_MPI_LIBRARIES})
+    add_custom_command(TARGET overlace_python POST_BUILD COMMAND ${CMAKE_COMMAND} -E copy_if_different
+                       $<TARGET_FILE:overlace_mpi_${name}> ${package}/lib)
+  endforeach()
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/overlace/*)
   foreach(source ${sources})
     get_filename_component(name ${source} NAME)

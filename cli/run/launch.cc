@@ -85,6 +85,38 @@ int exit_with(Errc code, const std::string& message) {
   return exit_code(code);
 }
 
+/// In this process's place, for ranks on the CPU.
+int launch_by_mpirun(int ranks, int hosts, const std::vector<std::string>& command) {
+  const auto library = runtime::mpi::Service::library();
+  if (!library.ok()) return exit_with(library.status().code(), "--emulate-hosts: " + library.status().message());
+  const bool is_openmpi = library->starts_with("openmpi");
+  const std::vector<std::string> starters = is_openmpi
+                                                ? std::vector<std::string>{"mpirun.openmpi", "mpirun"}
+                                                : std::vector<std::string>{"mpiexec.hydra", "mpirun.mpich", "mpirun"};
+  std::vector<std::string> words = {""};
+  if (is_openmpi) words.insert(words.end(), {"--oversubscribe", "--bind-to", "none", "--quiet"});
+  for (int host = 0; host < hosts; ++host) {
+    if (host != 0) words.push_back(":");
+    words.insert(words.end(), {"-n", std::to_string(ranks / hosts), "env",
+                               base::format("OVERLACE_HOST_ID={}{}", runtime::kEmulatedHost, host)});
+    words.insert(words.end(), command.begin(), command.end());
+  }
+  // Root in a container: Open MPI wants to hear that it is meant.
+  base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT", "1");
+  base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  // All hosts are this one: nothing that starts processes on others is looked for, nor missed (ssh).
+  if (library->find(" 4.") != std::string::npos) base::set_environment_default("OMPI_MCA_plm", "isolated");
+  for (const std::string& starter : starters) {
+    words.front() = starter;
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    ::execvp(starter.c_str(), pointers.data());
+  }
+  return exit_with(Errc::io, base::format("--emulate-hosts: cannot start {}: {}", starters.front(),
+                                          std::generic_category().message(errno)));
+}
+
 }  // namespace
 
 int launch_ranks(const RunPlan& plan) {
@@ -114,34 +146,7 @@ int launch_hosts(const RunPlan& plan) {
   const auto command = own_command();
   if (!command.ok()) return exit_with(command.status().code(), command.status().message());
   if (plan.backend == Backend::cuda_peer) return launch_emulated(plan.ranks, plan.hosts, *command);
-  const auto library = runtime::mpi::Service::library();
-  if (!library.ok()) return exit_with(library.status().code(), "--emulate-hosts: " + library.status().message());
-  const bool is_openmpi = library->starts_with("openmpi");
-  const std::vector<std::string> starters = is_openmpi
-                                                ? std::vector<std::string>{"mpirun.openmpi", "mpirun"}
-                                                : std::vector<std::string>{"mpiexec.hydra", "mpirun.mpich", "mpirun"};
-  std::vector<std::string> words = {""};
-  if (is_openmpi) words.insert(words.end(), {"--oversubscribe", "--bind-to", "none", "--quiet"});
-  for (int host = 0; host < plan.hosts; ++host) {
-    if (host != 0) words.push_back(":");
-    words.insert(words.end(), {"-n", std::to_string(plan.ranks / plan.hosts), "env",
-                               base::format("OVERLACE_HOST_ID={}{}", runtime::kEmulatedHost, host)});
-    words.insert(words.end(), command->begin(), command->end());
-  }
-  // Root in a container: Open MPI wants to hear that it is meant.
-  base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT", "1");
-  base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-  // All hosts are this one: nothing that starts processes on others is looked for, nor missed (ssh).
-  if (library->find(" 4.") != std::string::npos) base::set_environment_default("OMPI_MCA_plm", "isolated");
-  for (const std::string& starter : starters) {
-    words.front() = starter;
-    std::vector<char*> pointers;
-    for (std::string& word : words) pointers.push_back(word.data());
-    pointers.push_back(nullptr);
-    ::execvp(starter.c_str(), pointers.data());
-  }
-  return exit_with(Errc::io, base::format("--emulate-hosts: cannot start {}: {}", starters.front(),
-                                          std::generic_category().message(errno)));
+  return launch_by_mpirun(plan.ranks, plan.hosts, *command);
 }
 
 int launch_program(const RunOptions& options) {
@@ -151,7 +156,11 @@ int launch_program(const RunOptions& options) {
   if (!options.emulate_hosts) return runtime::launch(static_cast<int>(ranks), options.program);
   const Status hosts = check_emulated_hosts(*options.emulate_hosts, ranks);
   if (!hosts.ok()) return exit_with(hosts.code(), hosts.message());
-  return launch_emulated(static_cast<int>(ranks), static_cast<int>(*options.emulate_hosts), options.program);
+  const bool is_cpu = options.backend == "cpu";
+  for (const auto& [name, value] : is_cpu ? runtime::meeting_place() : runtime::Variables())
+    base::set_environment_default(name.c_str(), value.c_str());
+  const auto launch = is_cpu ? launch_by_mpirun : launch_emulated;
+  return launch(static_cast<int>(ranks), static_cast<int>(*options.emulate_hosts), options.program);
 }
 
 }  // namespace overlace::cli

@@ -14,7 +14,7 @@ int launch_ranks(const RunPlan& plan);
 /// ranks are started by mpirun: then it does not return where that can be started.
 int launch_hosts(const RunPlan& plan);
 
-/// `overlace run -n N [--emulate-hosts H] -- PROGRAM ...`.
+/// `overlace run -n N [--emulate-hosts H] -- PROGRAM ...`. With H and `--backend cpu` by mpirun, as above.
 int launch_program(const RunOptions& options);
 
 }  // namespace overlace::cli

@@ -27,6 +27,12 @@ enum ovl_co2_rule {
 enum ovl_co2_gap { OVL_CO2_GAP_NONE = 0, OVL_CO2_GAP_CONSTANT, OVL_CO2_GAP_ADAPTIVE };
 enum ovl_co2_clip { OVL_CO2_CLIP_NONE = 0, OVL_CO2_CLIP_ABSOLUTE, OVL_CO2_CLIP_RELATIVE };
 
+/* overlace::Co2Knobs. */
+typedef struct ovl_co2_knobs {
+  int64_t tau;
+  double outer_lr, outer_momentum; /* -1: the rule's own */
+} ovl_co2_knobs;
+
 /* The fields of overlace::Co2Options and what a rank needs in addition. The value -1 of outer_lr, outer_momentum,
  * keep and phi takes the rule's own value. */
 typedef struct ovl_co2_options {
@@ -63,6 +69,10 @@ typedef struct ovl_co2_options {
    * What ovl_co2_stats_last gives, and errors, are of the boundary before. If 0, parameters are memory of the host. */
   int32_t on_device, device;
   void* stream;
+  /* Knobs of rounds 0 to num_scheduled - 1; later rounds have tau, outer_lr and outer_momentum. Read at opening. */
+  const ovl_co2_knobs* schedule;
+  uint64_t num_scheduled;
+  int32_t momentum_over_lr; /* 1, rule slow_mo: Co2Options::momentum_over_lr */
 } ovl_co2_options;
 
 /* A parameter in memory of the host or of a GPU, which must outlive the handle. If a rank holds nothing of a parameter,
@@ -130,6 +140,9 @@ int ovl_co2_needs_parameters(ovl_co2* co2, int32_t* needs);
 /* Counts an inner step; call it after each attempted one. `lr` is the learning rate of that step. At the end of a
  * round the call does the exchange that is due. */
 int ovl_co2_on_inner_step(ovl_co2* co2, double lr);
+/* Gives the number of the round that the next inner step belongs to, from 0 at opening: the place in
+ * ovl_co2_options.schedule. */
+int ovl_co2_round(ovl_co2* co2, int64_t* round);
 /* Takes in what is on its way. Collective over the groups; afterwards all of them have equal parameters. */
 int ovl_co2_flush(ovl_co2* co2);
 /* Gives how often parameters were written since the handle was opened. If a call makes the number grow, the

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace overlace {
 
@@ -23,6 +24,12 @@ inline constexpr std::string_view kStalenessGapNames[] = {"none", "constant", "a
 /// root mean square of the tensor's increments.
 enum class MomentumClip { none, absolute, relative };
 inline constexpr std::string_view kMomentumClipNames[] = {"none", "absolute", "relative"};
+
+/// What may differ from round to round; fields as those of the same names in Co2Options.
+struct Co2Knobs {
+  int64_t tau = 0;
+  double outer_lr = -1, outer_momentum = -1;
+};
 
 /// Options of a run. Steps are inner steps of the optimizer, and a group is the ranks that average gradients at every
 /// step.
@@ -50,6 +57,12 @@ struct Co2Options {
   double samples = 0;  // that this group sees in an inner step; 0: groups are equal. Otherwise tau and samples may
                        // differ between groups, and a round's mean is weighted by the samples that each has seen in it.
                        // Rules co2, local_sgd, slow_mo, diloco, without averaged gradients and adaptive gap
+  /// Knobs of the first rounds, one row each; later ones have tau, outer_lr and outer_momentum. Fragments of streaming
+  /// are a round once all of them were sent. Streaming and unequal groups have one tau.
+  std::vector<Co2Knobs> schedule = {};
+  /// slow_mo: the momentum is of increments over the mean inner learning rate of their rounds, and moves the anchor by
+  /// as many times that of the present one.
+  bool momentum_over_lr = false;
 
   /// Returns options with which training is stable: the defaults.
   static Co2Options stable(int64_t tau);

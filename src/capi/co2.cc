@@ -121,6 +121,12 @@ base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
                  .total_steps = given->total_steps,
                  .check_every = given->check_every,
                  .samples = given->samples};
+  OVERLACE_TRY(check_range("momentum_over_lr", given->momentum_over_lr, 1));
+  options.co2.momentum_over_lr = given->momentum_over_lr != 0;
+  if (given->num_scheduled > 0) OVERLACE_TRY(check_not_null({"ovl_co2_open", "options.schedule"}, given->schedule));
+  for (uint64_t i = 0; i < given->num_scheduled; ++i)
+    options.co2.schedule.push_back(
+        {given->schedule[i].tau, given->schedule[i].outer_lr, given->schedule[i].outer_momentum});
   options.wire_dtype = *wire;
   if (given->bucket_bytes != 0) options.bucket_bytes = given->bucket_bytes;
   if (given->timeout_ms != 0) options.timeout_ms = given->timeout_ms;
@@ -321,6 +327,14 @@ int ovl_co2_on_inner_step(ovl_co2* co2, double lr) {
     if (!std::isfinite(lr) || lr < 0)
       return base::invalid_argument("ovl_co2_on_inner_step: lr is {}, wanted 0 or more", lr);
     object.replica->on_inner_step(lr);
+    return {};
+  });
+}
+
+int ovl_co2_round(ovl_co2* co2, int64_t* round) {
+  return with_co2("ovl_co2_round", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_round", "round"}, round));
+    *round = object.replica->round();
     return {};
   });
 }

@@ -39,6 +39,17 @@ TEST(Hosts, OnAMachineWithoutSsh) {
   expect_good(result, {"\"ok\": true", "\"hosts\": 2"});
 }
 
+TEST(Hosts, AProgramOnTheCpuIsStartedByMpirun) {
+  if (const std::string why = why_not(openmpi()); !why.empty()) GTEST_SKIP() << why;
+  Command command{.args = {"run", "--backend", "cpu", "-n", "4", "--emulate-hosts", "2", "--", "/bin/sh", "-c",
+                           "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE: $OVERLACE_HOST_ID, $MASTER_ADDR, "
+                           "port ${MASTER_PORT:+there}"}};
+  expect_good(run(command), {"rank 0 of 4: emulated host 0, 127.0.0.1, port there", "rank 1 of 4: emulated host 0,",
+                             "rank 2 of 4: emulated host 1, 127.0.0.1, port there", "rank 3 of 4: emulated host 1,"});
+  command.args.back() += "; exit 3";
+  EXPECT_EQ(run(command).exit, 3);
+}
+
 TEST(Hosts, OfUnequalSizeAreRefused) {
   const Result result = run({.args = {"run", "--backend", "cpu", "-n", "4", "--emulate-hosts", "3"}});
   EXPECT_EQ(result.exit, 2);

@@ -79,10 +79,12 @@ def load_inner(outside: torch.optim.Optimizer, stepped: torch.optim.Optimizer, s
             own.update({key: value for key, value in inside.items() if key != "params"})
 
 
-def options_about(given: Co2Options, warmup_sync_steps: int, total_steps: int, *, is_auto: bool) -> dict[str, Any]:
+def options_about(
+    given: Co2Options, schedule: object, warmup_sync_steps: int, total_steps: int, *, is_auto: bool
+) -> dict[str, Any]:
     """What runs that go on from each other have alike. Steps as the program gave them."""
     names = ["tau", "outer_lr", "outer_momentum", "kappa", "keep", "gap_value", "phi", "warmup_sync_steps"]
-    names += ["fragments", "delay", "mix"]
+    names += ["fragments", "delay", "mix", "momentum_over_lr"]
     names += ["cooldown_sync_steps", "total_steps", "check_every", "bucket_bytes"]
     words: dict[str, Mapping[Any, int]] = {"rule": RULES, "gap": GAPS, "clip": CLIPS}
     options: dict[str, Any] = {
@@ -91,6 +93,7 @@ def options_about(given: Co2Options, warmup_sync_steps: int, total_steps: int, *
     }
     options |= {name: getattr(given, name) for name in names}
     options["warmup_sync_steps"], options["total_steps"] = warmup_sync_steps, total_steps
+    options["schedule"] = str(schedule)
     if is_auto:
         options["tau"] = "auto"
     if given.samples > 0:

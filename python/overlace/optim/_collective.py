@@ -10,9 +10,10 @@ import socket
 import torch
 import torch.distributed as dist
 
+from overlace import errors
 from overlace._library import Options, _Sized, call
 from overlace.context import given_of
-from overlace.errors import InvalidArgument, Unsupported
+from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout, Unsupported
 from overlace.optim._layout import Layout, Sharded
 from overlace.optim._means import takes
 from overlace.optim._structs import DTYPES, Co2Options, choice
@@ -150,6 +151,15 @@ class GroupCollective:
             self.failures.append(failure)
             return _TIMEOUT if "imed out" in str(failure) or "timeout" in str(failure).lower() else _PEER_LOST
         return _OK
+
+
+def with_ranks(error: Error, group: dist.ProcessGroup) -> BaseException:
+    """The error; what the library calls rank i, a place in this group, is told where it is another rank."""
+    ranks = dist.get_process_group_ranks(group)
+    if not isinstance(error, Desync | PeerLost | Timeout) or ranks == list(range(len(ranks))):
+        return error
+    are = ", ".join(map(str, ranks))
+    return errors.make(error.code, f"{error}; ranks 0 to {len(ranks) - 1} of the outer group are ranks {are}")
 
 
 def opening_of(

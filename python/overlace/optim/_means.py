@@ -34,11 +34,15 @@ _COUNTS = (
 )
 
 
+def check_count(name: str, value: object) -> None:
+    """An integer that C takes; its range is for the library."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise InvalidArgument(f"CO2: {name} is {value!r}, wanted: an integer")
+
+
 def check_counts(*counts: object) -> None:
-    """Integers that C takes; their ranges are for the library."""
     for name, value in zip(_COUNTS, counts, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-            raise InvalidArgument(f"CO2: {name} is {value!r}, wanted: an integer")
+        check_count(name, value)
 
 
 def samples_of(samples: object) -> float:
@@ -137,3 +141,18 @@ def complete_states(
             if isinstance(value, torch.Tensor):
                 most = max((state[key] for state in states if key in state), key=float)
                 optimizer.state[p][key].copy_(most)
+
+
+def average_states(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[torch.nn.Parameter],
+    group: dist.ProcessGroup,
+    deadline: datetime.timedelta,
+) -> None:
+    """What the optimizer keeps of these parameters becomes the mean of what all groups keep."""
+    complete_states(optimizer, parameters, group, deadline)
+    for p in parameters:
+        state = optimizer.state.get(p, {})
+        floating = [t for t in state.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        local = [getattr(t, "_local_tensor", t) for t in floating if t.dim() > 0]
+        mean_over(local, group, deadline, "the mean of the inner optimizer's state")

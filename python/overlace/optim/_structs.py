@@ -20,6 +20,10 @@ AVERAGE_INNER = c.CFUNCTYPE(c.c_int, c.c_void_p)
 REDUCE_IN_GROUP = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_double), c.c_uint64)
 
 
+class Knobs(c.Structure):
+    _fields_ = (("tau", c.c_int64), ("outer_lr", c.c_double), ("outer_momentum", c.c_double))
+
+
 class Co2Options(_Sized):
     _fields_ = (
         ("struct_size", c.c_size_t),
@@ -54,6 +58,9 @@ class Co2Options(_Sized):
         ("on_device", c.c_int32),
         ("device", c.c_int32),
         ("stream", c.c_void_p),
+        ("schedule", c.POINTER(Knobs)),
+        ("num_scheduled", c.c_uint64),
+        ("momentum_over_lr", c.c_int32),
     )
 
 
@@ -76,6 +83,19 @@ class Stats(_Sized):
         *((name, c.c_int32) for name in ("last_rank", "is_dropped")),
         ("link_bytes", c.c_int64),
     )
+
+
+def words_of(
+    rule: object, gap: object, clip: object, pseudo_gradient: object, momentum_over_lr: object
+) -> dict[str, Any]:
+    """The fields of Co2Options that are one of a few."""
+    return {
+        "rule": choice("rule", rule, RULES),
+        "gap": choice("gap", gap, GAPS),
+        "clip": choice("clip", clip, CLIPS),
+        "kappa": choice("pseudo_gradient", pseudo_gradient, KAPPAS),
+        "momentum_over_lr": choice("momentum_over_lr", momentum_over_lr, {True: 1, False: 0}),
+    }
 
 
 def choice(name: str, value: object, table: dict) -> Any:

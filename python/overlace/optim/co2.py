@@ -5,23 +5,22 @@ from __future__ import annotations
 import contextlib
 import ctypes as c
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from overlace import errors
 from overlace._library import call, handle, names_of
 from overlace.context import process_group
-from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout
+from overlace.errors import Error, InvalidArgument
 from overlace.optim import _checkpoint
-from overlace.optim._collective import opening_of, transport_of
+from overlace.optim._collective import opening_of, transport_of, with_ranks
 from overlace.optim._layout import buffers_of, layout_of, statistics_of, told
 from overlace.optim._means import (
+    average_states,
     check_counts,
-    complete_states,
     deadline_of,
     gather_over,
     mean_over,
@@ -30,18 +29,16 @@ from overlace.optim._means import (
     sum_over,
     wire_of,
 )
+from overlace.optim._schedule import schedule_of
 from overlace.optim._staging import Staging, device_of
 from overlace.optim._structs import (
     AVERAGE_INNER,
-    CLIPS,
-    GAPS,
-    KAPPAS,
     OF_RULE,
     REDUCE_IN_GROUP,
-    RULES,
     Co2Options,
     Stats,
     choice,
+    words_of,
 )
 from overlace.optim._survivors import exchange, survivors_of
 from overlace.optim.groups import check_grid
@@ -58,8 +55,11 @@ class CO2:
     DistributedDataParallel over it, or over all ranks with co2_hook; ZeroRedundancyOptimizer; fully_shard; layers that
     are split over it.
     Either `with co2:` counts the steps of the inner optimizer, or `co2.step()` replaces them; both on all ranks alike.
-    `tau`: steps of a round; "auto" (rules "co2" and "eager"): 4 until three rounds were measured, then as
-    many as hide the exchange with a tenth to spare, which flushes once.
+    `tau`: steps of a round, or a function of the round (0, 1, ...); "auto" (rules "co2" and "eager"): 4 until three
+    rounds were measured, then as many as hide the exchange with a tenth to spare, which flushes once. `outer_lr`,
+    `outer_momentum`: numbers, or functions of the round and of how many rounds `total_steps` are. Functions are called
+    at the start, for all rounds; later ones are as the last. `momentum_over_lr` ("slow_mo"): the momentum is of
+    increments over the inner learning rate, as in its paper.
     `rule`: "co2", "eager", "streaming", or "local_sgd", "slow_mo", "diloco", which wait. "streaming" sends one of
     `fragments` parts of the parameters at a time, each once in `tau` steps, and takes it in `delay` steps later,
     leaving a share `mix` of the parameters as they are then; its stats are of an exchange. `keep`: the share of its own
@@ -76,19 +76,21 @@ class CO2:
 
     _handle: c.c_void_p | None = None
     _is_anchored = False
+    _writes = _steps = _begun = 0
 
     def __init__(
         self,
         model: torch.nn.Module,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        tau: int | str,
+        tau: int | str | Callable[[int], int],
         outer_group: object = None,
         inner_group: object = None,
         rule: str = "co2",
         samples: float | None = None,
-        outer_lr: float | None = None,
-        outer_momentum: float | None = None,
+        outer_lr: float | Callable[[int, int], float] | None = None,
+        outer_momentum: float | Callable[[int, int], float] | None = None,
+        momentum_over_lr: bool = False,
         pseudo_gradient: str = "delta",
         keep: float | None = None,
         fragments: int | None = None,
@@ -116,9 +118,11 @@ class CO2:
         self.inner_optimizer = inner_optimizer
         self._hooks: list = []
         self._deadline = deadline_of(outer_timeout_s)
+        counts = (warmup_sync_steps, cooldown_sync_steps, total_steps or 0, fragments or 0, delay, bucket_bytes)
+        self._schedule = schedule_of(tau, outer_lr, outer_momentum, counts[:3], samples)
+        tau, outer_lr, outer_momentum = self._schedule.rest
         steps, self._is_auto = first_tau(tau, rule, samples)
         self._measured: list | None = [] if self._is_auto else None  # rounds so far, until tau is known
-        counts = (warmup_sync_steps, cooldown_sync_steps, total_steps or 0, fragments or 0, delay, bucket_bytes)
         check_counts(steps, *counts, check_every)
         self.inner_group = None if inner_group is None else process_group(inner_group)
         self._survivors = survivors_of(self, on_failure, min_groups, transport, samples)
@@ -126,20 +130,16 @@ class CO2:
         self._layout = told(layout_of(model, self.inner_group, inner_optimizer), self.group)
         self._model = model
         self._statistics = statistics_of(model) if choice("buffers", buffers, {"average": 1, "keep": 0}) else []
-        self._writes = self._steps = self._begun = 0
         options = Co2Options(
-            rule=choice("rule", rule, RULES),
-            gap=choice("gap", gap, GAPS),
-            clip=choice("clip", clip, CLIPS),
+            **words_of(rule, gap, clip, pseudo_gradient, momentum_over_lr),
             wire_dtype=wire_of(wire_dtype),
             tau=steps,
             warmup_sync_steps=warmup_sync_steps,
             cooldown_sync_steps=cooldown_sync_steps,
             total_steps=total_steps or 0,
             check_every=check_every,
-            outer_lr=OF_RULE if outer_lr is None else outer_lr,
-            outer_momentum=OF_RULE if outer_momentum is None else outer_momentum,
-            kappa=choice("pseudo_gradient", pseudo_gradient, KAPPAS),
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
             keep=OF_RULE if keep is None else keep,
             samples=samples_of(samples),
             fragments=fragments or 0,
@@ -155,6 +155,7 @@ class CO2:
             reduce_in_group=REDUCE_IN_GROUP(self._reduce_in_group),
             whole_boundaries=self._survivors is not None,
         )
+        self._schedule.put(options, 0)
         self._given_steps = warmup_sync_steps, total_steps or 0
         self._open(options, transport, link, self._deadline.total_seconds(), state)
 
@@ -192,14 +193,7 @@ class CO2:
         except Error as error:
             cause = self._failures[0] if self._failures else None
             self._failures.clear()
-            ranks = dist.get_process_group_ranks(self.group)
-            if isinstance(error, Desync | PeerLost | Timeout) and ranks != list(range(len(ranks))):
-                # What the library calls rank i is a place in the outer group.
-                named = (
-                    f"{error}; ranks 0 to {len(ranks) - 1} of the outer group are ranks {', '.join(map(str, ranks))}"
-                )
-                raise errors.make(error.code, named) from cause
-            raise error from cause
+            raise with_ranks(error, self.group) from cause
 
     def _call(self, name: str, *arguments: object) -> None:
         if self._handle is None:
@@ -236,12 +230,7 @@ class CO2:
     def _average_inner(self, _user: int) -> int:
         try:
             parameters = list(self._layout.parameters.values())
-            complete_states(self._stepped(), parameters, self.group, self._deadline)
-            for p in parameters:
-                state = self._stepped().state.get(p, {})
-                floating = [t for t in state.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
-                local = [getattr(t, "_local_tensor", t) for t in floating if t.dim() > 0]
-                self._mean(local, "the mean of the inner optimizer's state")
+            average_states(self._stepped(), parameters, self.group, self._deadline)
         except BaseException as failure:  # nothing may leave through C
             self._failures.append(failure)
             return 1
@@ -282,8 +271,11 @@ class CO2:
 
     @property
     def tau(self) -> int:
-        """Steps of a round; with "auto" those that it begins with, until three rounds were measured."""
-        return self._options.tau
+        """Steps of the present round; with "auto" those that it begins with, until three rounds were measured."""
+        scheduled, place = self._options.num_scheduled, c.c_int64()
+        if scheduled > 0:
+            self._call("ovl_co2_round", c.byref(place))
+        return self._options.schedule[place.value].tau if place.value < scheduled else self._options.tau
 
     def _measure(self, measured: list) -> None:
         """After a step. All ranks see the same number of rounds, and choose the same tau from what all measured."""
@@ -454,7 +446,8 @@ class CO2:
         return self.group.rank(), 0 if self.inner_group is None else self.inner_group.rank()
 
     def _about(self, consolidated: bool = False) -> dict[str, Any]:
-        options = _checkpoint.options_about(self._options, *self._given_steps, is_auto=self._is_auto)
+        given = self._options, self._schedule, *self._given_steps
+        options = _checkpoint.options_about(*given, is_auto=self._is_auto)
 
         def rows(named: Mapping[str, torch.Tensor]) -> list[list[str]]:
             return [[name, str(t.dtype), "x".join(map(str, t.shape))] for name, t in named.items()]
@@ -478,13 +471,13 @@ class CO2:
         return f"shard_{shard}" if consolidated else f"group_{group}_shard_{shard}"
 
     def state_dict(self, *, consolidate: bool = False) -> dict[str, Any]:
-        """Everything that a run goes on from with the same bits: parameters, buffers (BatchNorm's statistics), anchor,
-        what is on its way, the inner optimizer, the random numbers of the CPU and of the GPUs with parameters. Waits
-        for what is on its way; nothing else changes. For torch.save of each rank, and for torch.distributed.checkpoint.
-        Collective.
+        """Everything that a run goes on from with the same bits: parameters, buffers (of this group's own BatchNorm),
+        anchor, what is on its way, the inner optimizer, the random numbers of the CPU and of the GPUs with parameters.
+        Waits for what is on its way; nothing else changes. For torch.save of each rank, and for
+        torch.distributed.checkpoint. Collective.
 
-        `consolidate`: flush() comes first, the inner optimizer's state is averaged, and what comes out fits any number
-        of groups, but for the outer momentum."""
+        `consolidate`: flush() comes first, which averages these statistics, the inner optimizer's state is averaged,
+        and what comes out fits any number of groups, but for the outer momentum."""
         if self._is_anchored:
             self._check("state_dict, save or load")
         inner = self._stepped()
@@ -572,6 +565,7 @@ class CO2:
         self._options.warmup_sync_steps = max(0, warmup - steps)
         least = self._options.warmup_sync_steps + self._options.cooldown_sync_steps
         self._options.total_steps = max(least, total - steps) if total > 0 else 0
+        self._schedule.put(self._options, max(0, steps - warmup))
         self._writes, self._begun = 0, steps
         self._open(self._options, *self._way)
 

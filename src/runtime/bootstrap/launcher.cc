@@ -226,13 +226,12 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// Where torch's ranks meet; what the caller says of it stays.
+}  // namespace
+
 Variables meeting_place() {
   if (std::getenv("MASTER_ADDR") != nullptr || std::getenv("MASTER_PORT") != nullptr) return {};
   return {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", base::format("{}", free_port())}};
 }
-
-}  // namespace
 
 int launch_forked(int n, const std::function<int(int rank, const std::string& launch_socket)>& child,
                   const std::function<void()>& tick, int* first_failed) {

@@ -23,7 +23,7 @@ std::string Action::to_string() const {
 }
 
 Engine::Engine(const Co2Options& options, int64_t groups, int buckets, int shard_degree, std::vector<int> fragment_of)
-    : options_(options),
+    : options_(std::make_shared<const Co2Options>(options)),
       groups_(groups),
       buckets_(buckets),
       shard_degree_(shard_degree),
@@ -38,14 +38,14 @@ Engine::Engine(const Co2Options& options, int64_t groups, int buckets, int shard
 
 /// Phases that begin after the steps so far.
 void Engine::enter_phases() {
-  const bool has_cooldown = options_.cooldown_sync_steps > 0;
-  if (after_.phase == static_cast<int32_t>(Phase::warmup) && after_.steps >= options_.warmup_sync_steps) {
+  const bool has_cooldown = options_->cooldown_sync_steps > 0;
+  if (after_.phase == static_cast<int32_t>(Phase::warmup) && after_.steps >= options_->warmup_sync_steps) {
     after_.phase = static_cast<int32_t>(Phase::rounds);
     plan({.kind = Kind::anchor, .round = after_.round});
     after_.merged = after_.steps;
   }
   if (has_cooldown && after_.phase == static_cast<int32_t>(Phase::rounds) &&
-      after_.steps >= options_.total_steps - options_.cooldown_sync_steps) {
+      after_.steps >= options_->total_steps - options_->cooldown_sync_steps) {
     plan_flush();
     plan({.kind = Kind::average_inner, .round = after_.round});
     after_.phase = static_cast<int32_t>(Phase::cooldown);
@@ -64,9 +64,9 @@ Status Engine::on_inner_step() {
   ++after_.steps;
   if (phase() == Phase::rounds) {
     ++after_.step;
-    if (options_.rule == OuterRule::streaming)
+    if (options_->rule == OuterRule::streaming)
       plan_streaming_step();
-    else if (after_.step >= options_.tau)
+    else if (after_.step >= steps_of_exchange(*options_, after_.round))
       plan_boundary();
   }
   enter_phases();
@@ -88,7 +88,7 @@ Status Engine::flush() {
 }
 
 void Engine::plan_boundary() {
-  if (is_stale(options_.rule))
+  if (is_stale(options_->rule))
     plan_stale_boundary();
   else
     plan_blocking_boundary();
@@ -146,14 +146,14 @@ void Engine::plan_take(int64_t round, int fragment, bool is_flush) {
 
 /// After an inner step: a fragment comes in where its delay is over, then the next one goes where its turn has come.
 void Engine::plan_streaming_step() {
-  if (after_.has_pending != 0 && after_.step >= options_.delay) plan_streaming_take();
-  if (after_.step < steps_of_exchange(options_)) return;
+  if (after_.has_pending != 0 && after_.step >= options_->delay) plan_streaming_take();
+  if (after_.step < steps_of_exchange(*options_, after_.round)) return;
   plan_send(after_.round, fragment_at(after_.round));
   after_.has_pending = 1;
   after_.pending_steps = after_.step;
   after_.step = 0;
   ++after_.round;
-  if (options_.delay == 0) plan_streaming_take();
+  if (options_->delay == 0) plan_streaming_take();
 }
 
 void Engine::plan_streaming_take() {
@@ -174,9 +174,9 @@ void Engine::plan_streaming_flush() {
 }
 
 void Engine::plan_flush() {
-  if (options_.rule == OuterRule::streaming) return plan_streaming_flush();
+  if (options_->rule == OuterRule::streaming) return plan_streaming_flush();
   // Unequal groups are at different steps of a round: all end it, those that have just ended one too.
-  if (after_.step > 0 || options_.samples > 0) plan_boundary();
+  if (after_.step > 0 || options_->samples > 0) plan_boundary();
   if (after_.has_pending == 0) return;
   const int64_t t = after_.round;
   plan({.kind = Kind::wait, .bucket = Action::kHeader, .round = t - 1});
@@ -213,23 +213,25 @@ void Engine::done(const Action& action) {
 }
 
 KnobsPod Engine::knobs(const Action& begin, double lr_ratio) const {
+  const Co2Knobs of_round = knobs_of(*options_, begin.round);
   KnobsPod knobs;
   knobs.groups = groups_;
   knobs.boundary = begin.round;
-  knobs.alpha = options_.outer_lr;
-  knobs.beta = options_.outer_momentum;
-  knobs.kappa = options_.kappa;
-  knobs.keep = keep_of(options_, groups_);
-  knobs.phi = options_.phi;
-  knobs.gap_value = options_.gap_value;
+  knobs.alpha = of_round.outer_lr;
+  knobs.beta = of_round.outer_momentum;
+  if (options_->momentum_over_lr) knobs.beta *= lr_ratio;  // what is kept is the momentum times the learning rate
+  knobs.kappa = options_->kappa;
+  knobs.keep = keep_of(*options_, groups_);
+  knobs.phi = options_->phi;
+  knobs.gap_value = options_->gap_value;
   knobs.lr_ratio = lr_ratio;
-  knobs.gap = static_cast<int32_t>(options_.gap);
-  knobs.clip = static_cast<int32_t>(options_.clip);
+  knobs.gap = static_cast<int32_t>(options_->gap);
+  knobs.clip = static_cast<int32_t>(options_->clip);
   knobs.is_flush = begin.is_flush ? 1 : 0;
-  knobs.mix = options_.mix;
-  knobs.is_weighted = options_.samples > 0 ? 1 : 0;
-  const bool is_streaming = options_.rule == OuterRule::streaming;
-  knobs.is_nesterov = is_streaming || options_.rule == OuterRule::diloco || options_.rule == OuterRule::eager ? 1 : 0;
+  knobs.mix = options_->mix;
+  knobs.is_weighted = options_->samples > 0 ? 1 : 0;
+  const bool is_streaming = options_->rule == OuterRule::streaming;
+  knobs.is_nesterov = is_streaming || options_->rule == OuterRule::diloco || options_->rule == OuterRule::eager ? 1 : 0;
   if (is_streaming && begin.is_flush) knobs.alpha = 1;  // the mean of the models as they are
   return knobs;
 }
@@ -242,18 +244,18 @@ std::vector<int> Engine::open_tickets() const {
 }
 
 Status Engine::load(const EngineState& state) {
-  const bool is_streaming = options_.rule == OuterRule::streaming, may_pend = is_streaming || is_stale(options_.rule);
-  const bool is_sound = state.steps >= 0 && state.round >= 0 && state.step >= 0 &&
-                        state.step < steps_of_exchange(options_) && state.merged >= 0 && state.merged <= state.steps &&
-                        state.phase >= 0 && state.phase <= static_cast<int32_t>(Phase::cooldown) &&
-                        (state.has_pending == 0 || (state.has_pending == 1 && may_pend)) &&
-                        state.round >= state.has_pending;
+  const bool is_streaming = options_->rule == OuterRule::streaming, may_pend = is_streaming || is_stale(options_->rule);
+  const bool is_sound =
+      state.steps >= 0 && state.round >= 0 && state.step >= 0 &&
+      state.step < steps_of_exchange(*options_, state.round) && state.merged >= 0 && state.merged <= state.steps &&
+      state.phase >= 0 && state.phase <= static_cast<int32_t>(Phase::cooldown) &&
+      (state.has_pending == 0 || (state.has_pending == 1 && may_pend)) && state.round >= state.has_pending;
   if (!is_sound)
     return base::error(
         Errc::corrupt,
         "state of the outer rule: steps {}, round {}, step {}, pending {}, phase {} with tau {}; wanted: "
         "what a run with these options can be in",
-        state.steps, state.round, state.step, state.has_pending, state.phase, options_.tau);
+        state.steps, state.round, state.step, state.has_pending, state.phase, knobs_of(*options_, state.round).tau);
   due_.clear();
   num_done_ = 0;
   state_ = after_ = state;

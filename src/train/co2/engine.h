@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -98,10 +99,10 @@ class Engine {
   bool is_in(int bucket, int fragment) const {
     return fragment == kAllFragments || fragment_of_[static_cast<size_t>(bucket)] == fragment;
   }
-  int fragment_at(int64_t round) const { return static_cast<int>(round % options_.fragments); }
+  int fragment_at(int64_t round) const { return static_cast<int>(round % options_->fragments); }
   char& ticket(int bucket) { return open_[static_cast<size_t>(bucket + 1)]; }
 
-  const Co2Options options_;
+  const std::shared_ptr<const Co2Options> options_;  // an engine is copied to look a step ahead
   const int64_t groups_;
   const int buckets_, shard_degree_;
   const std::vector<int> fragment_of_;

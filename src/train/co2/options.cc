@@ -1,6 +1,10 @@
 #include "src/train/co2/options.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+
+#include "src/runtime/hash.h"
 
 namespace overlace {
 
@@ -46,10 +50,32 @@ double beta_of(const Co2Options& options) {
   return 0;
 }
 
+/// With the rule's own values where none were given.
+Co2Knobs resolve(const Co2Knobs& given, const Co2Options& options) {
+  Co2Knobs knobs = given;
+  if (knobs.outer_lr == Co2Options::kOfRule)
+    knobs.outer_lr = options.rule == OuterRule::diloco || options.rule == OuterRule::streaming ? 0.7 : 1;
+  if (knobs.outer_momentum == Co2Options::kOfRule) knobs.outer_momentum = beta_of(options);
+  return knobs;
+}
+
+/// `where`: which rounds they are of, as " in round 3".
+Status check_knobs(const Co2Knobs& knobs, const std::string& where, const Co2Options& options) {
+  if (knobs.tau < 1) return base::invalid_argument("tau is {}{}, wanted: at least 1", knobs.tau, where);
+  if (!(knobs.outer_momentum >= 0 && knobs.outer_momentum < 1))
+    return base::invalid_argument("outer_momentum is {}{}, wanted: 0 or more and below 1", knobs.outer_momentum, where);
+  if (!(knobs.outer_lr > 0) || !std::isfinite(knobs.outer_lr))
+    return base::invalid_argument("outer_lr is {}{}, wanted: more than 0", knobs.outer_lr, where);
+  if (options.rule == OuterRule::local_sgd && (knobs.outer_momentum != 0 || knobs.outer_lr != 1))
+    return base::invalid_argument("local_sgd has no outer momentum and outer_lr 1, got {} and {}{}; wanted: slow_mo",
+                                  knobs.outer_momentum, knobs.outer_lr, where);
+  if (knobs.tau != options.tau && (options.rule == OuterRule::streaming || options.samples > 0))
+    return base::invalid_argument("tau is {}{} with {}, wanted: {} in all rounds", knobs.tau, where,
+                                  options.samples > 0 ? "samples" : "rule streaming", options.tau);
+  return Status::success();
+}
+
 Status check_rule(const Co2Options& options) {
-  if (options.rule == OuterRule::local_sgd && (options.outer_momentum != 0 || options.outer_lr != 1))
-    return base::invalid_argument("local_sgd has no outer momentum and outer_lr 1, got {} and {}; wanted: slow_mo",
-                                  options.outer_momentum, options.outer_lr);
   const std::string_view rule = kOuterRuleNames[static_cast<int>(options.rule)];
   if (options.rule != OuterRule::co2 && options.gap != StalenessGap::none)
     return base::invalid_argument("gap is {} with rule {}, wanted: none, or rule co2",
@@ -67,6 +93,13 @@ Status check_rule(const Co2Options& options) {
     return base::invalid_argument(
         "samples is {} with gap adaptive, which follows learning rates that unequal groups "
         "do not have alike; wanted: none or constant",
+        options.samples);
+  if (options.momentum_over_lr && options.rule != OuterRule::slow_mo)
+    return base::invalid_argument("momentum_over_lr is set with rule {}, wanted: not, or slow_mo", rule);
+  if (options.momentum_over_lr && options.samples > 0)
+    return base::invalid_argument(
+        "samples is {} with momentum_over_lr, which follows learning rates that unequal groups do not have alike; "
+        "wanted: one of them",
         options.samples);
   if (!is_stale(options.rule) && options.keep != 0)
     return base::invalid_argument("keep is {} with rule {}, which has no stale increments; wanted: none", options.keep,
@@ -96,8 +129,19 @@ Status resolve_fragments(Co2Options& options) {
 
 }  // namespace
 
-int64_t steps_of_exchange(const Co2Options& options) {
-  return options.rule == OuterRule::streaming ? options.tau / options.fragments : options.tau;
+Co2Knobs knobs_of(const Co2Options& options, int64_t round) {
+  const auto i = static_cast<size_t>(round / options.fragments);  // 1 but for streaming
+  if (i < options.schedule.size()) return options.schedule[i];
+  return {options.tau, options.outer_lr, options.outer_momentum};
+}
+
+int64_t steps_of_exchange(const Co2Options& options, int64_t round) {
+  return knobs_of(options, round).tau / options.fragments;
+}
+
+bool has_momentum(const Co2Options& options) {
+  return options.outer_momentum > 0 || std::any_of(options.schedule.begin(), options.schedule.end(),
+                                                   [](const Co2Knobs& knobs) { return knobs.outer_momentum > 0; });
 }
 
 bool is_stale(OuterRule rule) { return rule == OuterRule::co2 || rule == OuterRule::eager; }
@@ -108,23 +152,22 @@ double keep_of(const Co2Options& options, int64_t groups) {
 
 Result<Co2Options> resolve(const Co2Options& given) {
   Co2Options options = given;
-  if (options.outer_lr == Co2Options::kOfRule)
-    options.outer_lr = options.rule == OuterRule::diloco || options.rule == OuterRule::streaming ? 0.7 : 1;
+  const Co2Knobs last = resolve({options.tau, options.outer_lr, options.outer_momentum}, options);
+  options.outer_lr = last.outer_lr;
+  options.outer_momentum = last.outer_momentum;
+  for (Co2Knobs& knobs : options.schedule) knobs = resolve(knobs, options);
   // Rule eager keeps a share of one over the groups: keep_of().
   if (options.keep == Co2Options::kOfRule && options.rule != OuterRule::eager)
     options.keep = options.rule == OuterRule::co2 && options.kappa == 0 ? kKeep : 0;
-  if (options.outer_momentum == Co2Options::kOfRule) options.outer_momentum = beta_of(options);
   if (options.phi == Co2Options::kOfRule) options.phi = options.kappa == 0 && options.keep == 0 ? 1 : 3;
   if (options.rule != OuterRule::co2) {
     options.kappa = 0;
     options.clip = MomentumClip::none;
   }
-  if (options.tau < 1) return base::invalid_argument("tau is {}, wanted: at least 1", options.tau);
+  for (size_t i = 0; i < options.schedule.size(); ++i)
+    OVERLACE_TRY(check_knobs(options.schedule[i], base::format(" in round {}", i), options));
+  OVERLACE_TRY(check_knobs(last, "", options));
   OVERLACE_TRY(resolve_fragments(options));
-  if (!(options.outer_momentum >= 0 && options.outer_momentum < 1))
-    return base::invalid_argument("outer_momentum is {}, wanted: 0 or more and below 1", options.outer_momentum);
-  if (!(options.outer_lr > 0) || !std::isfinite(options.outer_lr))
-    return base::invalid_argument("outer_lr is {}, wanted: more than 0", options.outer_lr);
   if (!(options.phi > 0)) return base::invalid_argument("phi is {}, wanted: more than 0", options.phi);
   if (!(options.kappa >= 0 && options.kappa <= 1))
     return base::invalid_argument("kappa is {}, wanted: 0 to 1", options.kappa);
@@ -151,27 +194,36 @@ Result<Co2Options> resolve(const Co2Options& given) {
 }
 
 std::string to_text(const Co2Options& o) {
+  uint64_t schedule = runtime::kHashSeed;
+  for (const Co2Knobs& knobs : o.schedule)
+    for (const uint64_t word : {o.samples > 0 ? 0 : static_cast<uint64_t>(knobs.tau),
+                                std::bit_cast<uint64_t>(knobs.outer_lr), std::bit_cast<uint64_t>(knobs.outer_momentum)})
+      schedule = runtime::hash_word(word, schedule);
   return base::format(
       "rule={} tau={} outer_lr={} outer_momentum={} kappa={} keep={} gap={} gap_value={} clip={} phi={} warmup={} "
-      "cooldown={} total={} check_every={} fragments={} delay={} mix={}",
+      "cooldown={} total={} check_every={} fragments={} delay={} mix={} momentum_over_lr={} schedule of {} rounds={}",
       kOuterRuleNames[static_cast<int>(o.rule)], o.samples > 0 ? "own" : std::to_string(o.tau), o.outer_lr,
       o.outer_momentum, o.kappa, o.keep, kStalenessGapNames[static_cast<int>(o.gap)], o.gap_value,
       kMomentumClipNames[static_cast<int>(o.clip)], o.phi, o.warmup_sync_steps, o.cooldown_sync_steps, o.total_steps,
-      o.check_every, o.fragments, o.delay, o.mix);
+      o.check_every, o.fragments, o.delay, o.mix, o.momentum_over_lr, o.schedule.size(), schedule);
 }
 
 std::string warning_of(const Co2Options& o) {
-  if (!is_stale(o.rule) || o.kappa > 0 || o.outer_momentum == 0 || o.gap != StalenessGap::none) return "";
+  if (!is_stale(o.rule) || o.kappa > 0 || o.gap != StalenessGap::none || !has_momentum(o)) return "";
+  Co2Knobs most{o.tau, o.outer_lr, o.outer_momentum};
+  for (const Co2Knobs& knobs : o.schedule)
+    if (knobs.outer_momentum > most.outer_momentum) most = knobs;
   // The least c with which it is not stable. Between two groups keep is the most that it is between more of them.
   constexpr int kSteps = 100;
   int c = 1;
-  while (c < kSteps && is_stable(0, o.outer_lr, o.outer_momentum, 1, static_cast<double>(c) / kSteps, keep_of(o, 2)))
+  while (c < kSteps &&
+         is_stable(0, most.outer_lr, most.outer_momentum, 1, static_cast<double>(c) / kSteps, keep_of(o, 2)))
     ++c;
   if (c == kSteps) return "";
   return base::format(
       "kappa 0 with outer_momentum {} and no gap is stable only while a round shrinks an error by less than a factor "
       "of {}; take kappa 1, a gap, or less momentum",
-      o.outer_momentum, 1 - static_cast<double>(c) / kSteps);
+      most.outer_momentum, 1 - static_cast<double>(c) / kSteps);
 }
 
 bool is_stable(double kappa, double alpha, double beta, double lambda, double c, double keep) {

@@ -18,8 +18,12 @@ std::string warning_of(const Co2Options& options);
 
 /// Whether increments are taken in at a later boundary than the one that sends them.
 bool is_stale(OuterRule rule);
-/// Inner steps from one exchange to the next; `options` are resolved.
-int64_t steps_of_exchange(const Co2Options& options);
+/// The knobs of a round, or of streaming's exchange `round`; `options` are resolved.
+Co2Knobs knobs_of(const Co2Options& options, int64_t round);
+/// Inner steps from that exchange to the next; `options` are resolved.
+int64_t steps_of_exchange(const Co2Options& options, int64_t round);
+/// Whether a round has an outer momentum; `options` are resolved.
+bool has_momentum(const Co2Options& options);
 /// Co2Options::keep of so many groups; `options` are resolved.
 double keep_of(const Co2Options& options, int64_t groups);
 

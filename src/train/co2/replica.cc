@@ -356,6 +356,8 @@ void Replica::carry_out(const Action& action) {
         device_->reset_anchor();
       else
         reset_anchor(tensors_, memory());
+      lr_sum_ = 0;  // those of a warm-up are of no round
+      lr_steps_ = 0;
       return rounds_.restart(now_ns());
     case Action::Kind::average_inner:
       return options_.average_inner();

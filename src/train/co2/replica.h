@@ -94,6 +94,8 @@ class Replica {
   void use(void* stream);
 
   int64_t elements() const { return elements_; }
+  /// The place in Co2Options::schedule of the round that the next inner step belongs to.
+  int64_t round() const { return engine_.state().round / options_.co2.fragments; }
   /// Copies the anchor to a span of the size elements().
   void copy_anchor(std::span<float> anchor) const;
   /// Anchor and momentum in the host's memory; empty with a device.
@@ -155,7 +157,7 @@ class Replica {
   PassMemory memory();
   Bucket sent_of(int bucket, int64_t round);
   size_t slot(int bucket) const { return static_cast<size_t>(bucket + 1); }
-  bool has_momentum() const { return options_.co2.outer_momentum > 0 || options_.co2.kappa > 0; }
+  bool has_momentum() const { return train::has_momentum(options_.co2) || options_.co2.kappa > 0; }
   bool has_kept() const { return keep_of(options_.co2, outer_.size()) > 0; }
   bool has_residual() const { return options_.wire_dtype != DType::fp32; }
   /// The type of the wire buffer: what travels as int8 is packed by the transport.

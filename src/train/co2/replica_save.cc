@@ -13,7 +13,7 @@ using base::error;
 using base::Status;
 
 constexpr char kMagic[8] = {'O', 'V', 'L', 'C', 'O', '2', '\n', '\0'};
-constexpr uint64_t kVersion = 2;
+constexpr uint64_t kVersion = 3;
 
 struct Front {
   char magic[8];

@@ -25,7 +25,13 @@ def test_records_of_all_competitors(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert schema.check_file(out) == []
     rows = {row["competitor"]: row for row in records.read(out)}
-    assert sorted(rows) == sorted(["alone", "ddp", "local_sgd", "slow_mo", "diloco", "streaming", "eager", "co2"])
+    rules = ["local_sgd", "slow_mo", "diloco", "streaming", "eager", "co2"]
+    by_torch = ["ddp", "zero1", "fsdp2", "torch_local_sgd"]
+    assert sorted(rows) == sorted(["alone", *by_torch, *rules, "torchft"])
+    absent = rows.pop("torchft")
+    assert absent["status"] == "absent"
+    assert "no emulated link" in absent["reason"]
+    assert "time_us" not in absent
     for name, row in rows.items():
         assert row["status"] == "ok"
         assert "emulated" in row["flags"]
@@ -34,9 +40,13 @@ def test_records_of_all_competitors(tmp_path: Path) -> None:
         assert len(row["time_us"]["samples"]) == 2
         assert training["samples_per_s"] > 0
         assert 0 < training["loss"]["min"] <= training["loss"]["median"] <= training["loss"]["max"] < 6
-        assert ("simulated" in training) == (name != "alone")
-        assert ("waited" in training) == (name not in ("alone", "ddp"))
-    said = {name: row["training"]["simulated"]["exposed"] for name, row in rows.items() if name != "alone"}
+        assert ("simulated" in training) == (name in ("ddp", *rules))
+        assert ("waited" in training) == (name in rules)
+    losses = {name: row["training"]["loss"] for name, row in rows.items()}
+    for other in ("zero1", "fsdp2"):  # the same sums, rounded in other orders
+        assert abs(losses[other]["median"] - losses["ddp"]["median"]) < 1e-4
+    assert abs(losses["torch_local_sgd"]["median"] - losses["local_sgd"]["median"]) < 1e-4
+    said = {name: rows[name]["training"]["simulated"]["exposed"] for name in ("ddp", *rules)}
     assert said["ddp"] > said["local_sgd"] > said["co2"] >= 0
 
 

@@ -60,14 +60,18 @@ def by_dcp(group, folder):
         assert torch.equal(end(later), wanted), stop
 
 
+def start_with_statistics(group, **options):
+    torch.manual_seed(5)
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    model.register_buffer("scratch", torch.zeros(1), persistent=False)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    return model, inner, overlace.optim.CO2(model, inner, outer_group=group, **OPTIONS, **options)
+
+
 def with_statistics(group, folder):
     def begin():
-        torch.manual_seed(5)
-        nn = torch.nn
-        model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-        model.register_buffer("scratch", torch.zeros(1), persistent=False)
-        inner = torch.optim.SGD(model.parameters(), lr=0.05)
-        return model, inner, overlace.optim.CO2(model, inner, outer_group=group, **OPTIONS)
+        return start_with_statistics(group)
 
     def seen(parts):
         own = {name: value.clone() for name, value in parts[0].state_dict().items()}
@@ -82,6 +86,7 @@ def with_statistics(group, folder):
     go_on(first, group, 0, 4)
     own_mean = first[0][1].running_mean.clone()
     first[2].save(folder)
+    assert torch.equal(first[0][1].running_mean, own_mean)  # a save changes nothing
     first[2].close()
     later = begin()
     go_on(later, group, 0, 1)
@@ -108,6 +113,32 @@ def with_statistics(group, folder):
 def test_statistics_of_batch_norm_are_in_a_checkpoint(tmp_path):
     first, second = run_ranks(2, with_statistics, str(tmp_path))
     assert first != second  # each rank's own came back
+
+
+def with_mean_statistics(group, folder):
+    for buffers in ("average", "keep"):
+        where = os.path.join(folder, buffers)
+        parts = start_with_statistics(group, buffers=buffers)
+        go_on(parts, group, 0, 4)
+        norm = parts[0][1]
+        own = torch.stack([norm.running_mean, norm.running_var])
+        everybody = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(everybody, own, group=group)
+        assert not torch.equal(*everybody)
+        parts[2].save(where, consolidate=True)
+        now = torch.stack([norm.running_mean, norm.running_var])
+        parts[2].close()
+        assert torch.equal(now, (everybody[0] + everybody[1]) / 2 if buffers == "average" else own)
+        later = start_with_statistics(group, buffers=buffers)
+        later[2].load(where)
+        got = torch.stack([later[0][1].running_mean, later[0][1].running_var])
+        assert torch.equal(got, now if buffers == "average" else everybody[0])  # the first group writes it
+        assert int(later[0][1].num_batches_tracked) == 4
+        later[2].close()
+
+
+def test_a_consolidated_checkpoint_has_the_mean_of_the_statistics(tmp_path):
+    run_ranks(2, with_mean_statistics, str(tmp_path))
 
 
 def test_torch_distributed_checkpoint(tmp_path):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import overlace, run_ranks, torch
+from ranks import overlace, run_ranks, said_by_programs, torch
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs" / "guides" / "train-over-slow-links.md").read_text()
@@ -58,6 +58,55 @@ def test_lines_for_groups_of_several_ranks():
     (lines,) = [block for block in PYTHON if "make_groups" in block]
     first, *others = run_ranks(4, exec_groups, lines)
     assert all(other == first for other in others)
+
+
+LOOP = """
+import json, sys
+import accelerate, overlace, torch
+import torch.distributed as dist
+
+def make():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+torch.set_num_threads(1)
+x = torch.randn(96, 5, generator=torch.Generator().manual_seed(2))
+y = torch.stack([x[:, 0] * x[:, 1], x.sum(1), x[:, 2].sin()], 1)
+model, optimizer = make()
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+names = {"overlace": overlace, "torch": torch, "model": model, "optimizer": optimizer, "loader": loader}
+names["Accelerator"] = lambda **options: accelerate.Accelerator(cpu=True, **options)
+exec(sys.argv[1], names)
+assert isinstance(names["model"], torch.nn.parallel.DistributedDataParallel)
+assert names["accelerator"].num_processes == 2
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+# The same by torch alone: accelerate gives every second batch to a rank.
+alone, inner = make()
+rank = dist.get_rank()
+with overlace.optim.CO2(alone, inner, tau=4) as co2:
+    for i in range(12):
+        at = slice(4 * (2 * i + rank), 4 * (2 * i + rank) + 4)
+        (torch.nn.functional.mse_loss(alone(x[at]), y[at]) / 2).backward()
+        if i % 2 == 1:
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+            inner.step()
+            inner.zero_grad()
+    apart = flat(alone).tolist()
+print(json.dumps([flat(model).tolist(), flat(alone).tolist(), apart]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_lines_for_a_loop_of_accelerate():
+    pytest.importorskip("accelerate")
+    (lines,) = [block for block in PYTHON if "Accelerator(" in block]
+    (first, alone, apart), (second, _, other) = said_by_programs(LOOP, 2, lines)
+    assert first == second == alone
+    assert apart != other  # in a round
 
 
 def test_lines_that_plan(capsys):

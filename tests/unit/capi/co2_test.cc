@@ -196,6 +196,10 @@ TEST(CapiCo2, RunsOverTheCallersTransport) {
   ASSERT_EQ(ovl_co2_stats_last(co2, &stats), OVL_OK);
   EXPECT_EQ(stats.rounds, 3);
   EXPECT_EQ(stats.steps, 2);
+  int64_t round = -1;
+  ASSERT_EQ(ovl_co2_round(co2, &round), OVL_OK);
+  EXPECT_EQ(round, 3);
+  EXPECT_EQ(ovl_co2_round(co2, nullptr), OVL_INVALID_ARGUMENT);
   EXPECT_EQ(alone.launched, 2 + 3 * 2);
   EXPECT_EQ(alone.waited, alone.launched);
   EXPECT_EQ(ovl_co2_on_inner_step(co2, -1), OVL_INVALID_ARGUMENT);
@@ -282,6 +286,40 @@ TEST(CapiCo2, TracesRoundsOfTheCallersTransport) {
   EXPECT_NE(ovl_co2_trace_write(texts, 2, "/tmp/none.json"), OVL_OK);
   EXPECT_NE(std::string(ovl_error_text()).find("texts[1]"), std::string::npos) << ovl_error_text();
   EXPECT_EQ(ovl_co2_close(co2), OVL_OK);
+}
+
+TEST(CapiCo2, RoundsHaveTheKnobsOfTheSchedule) {
+  Alone alone;
+  const ovl_collective collective = collective_of(alone);
+  float x = 1;
+  const ovl_co2_parameter parameter = {"x", &x, 1, OVL_FP32, 0};
+  ovl_co2_options options = options_of();
+  {
+    const ovl_co2_knobs schedule[] = {{1, -1, -1}, {3, 0.5, 0.1}};  // read at opening
+    options.schedule = schedule;
+    options.num_scheduled = 2;
+    ovl_co2* co2 = nullptr;
+    ASSERT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_OK) << ovl_error_text();
+    std::vector<int64_t> rounds;
+    for (int i = 0; i < 8; ++i) {
+      rounds.push_back(-1);
+      ASSERT_EQ(ovl_co2_round(co2, &rounds.back()), OVL_OK);
+      ASSERT_EQ(ovl_co2_on_inner_step(co2, 0.1), OVL_OK) << ovl_error_text();
+    }
+    EXPECT_EQ(rounds, (std::vector<int64_t>{0, 1, 1, 1, 2, 2, 3, 3}));
+    EXPECT_EQ(ovl_co2_flush(co2), OVL_OK);
+    EXPECT_EQ(ovl_co2_close(co2), OVL_OK);
+  }
+  ovl_co2* co2 = nullptr;
+  options.schedule = nullptr;
+  EXPECT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ovl_error_text()).find("options.schedule"), std::string::npos) << ovl_error_text();
+  options.num_scheduled = 0;
+  options.momentum_over_lr = 2;
+  EXPECT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_INVALID_ARGUMENT);
+  options.momentum_over_lr = 1;  // with rule co2
+  EXPECT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ovl_error_text()).find("momentum_over_lr is set with rule co2"), std::string::npos);
 }
 
 TEST(CapiCo2, RefusesBadOptionsBeforeItTalks) {

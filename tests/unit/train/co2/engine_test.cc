@@ -158,6 +158,37 @@ TEST(Co2Engine, AFlushInsideARoundEndsTheRoundFirst) {
   EXPECT_EQ(engine.state().has_pending, 0);
 }
 
+TEST(Co2Engine, RoundsFollowTheSchedule) {
+  for (const OuterRule rule : {OuterRule::co2, OuterRule::diloco}) {
+    Co2Options given = options(rule, 2);
+    given.schedule = {{1, 0.25, 0.5}, {3, 0.5, 0.25}, {2, 0.75, 0}};
+    Engine engine(given, 2, 1, 1);
+    (void)all_due(engine);
+    std::vector<int> ends;
+    std::vector<double> alphas, betas;
+    for (int step = 1; step <= 10; ++step) {
+      const bool is_boundary = engine.next_step_has_actions();
+      ASSERT_TRUE(engine.on_inner_step().ok());
+      EXPECT_EQ(is_boundary, engine.next().kind != Kind::none) << step;
+      for (Action action = engine.next(); action.kind != Kind::none; action = engine.next()) {
+        if (action.kind == Kind::end) ends.push_back(step);
+        if (action.kind == Kind::begin) {
+          alphas.push_back(engine.knobs(action, 1).alpha);
+          betas.push_back(engine.knobs(action, 1).beta);
+        }
+        engine.done(action);
+      }
+    }
+    EXPECT_EQ(ends, (std::vector<int>{1, 4, 6, 8, 10}));
+    const double alpha = given.outer_lr, beta = given.outer_momentum;
+    EXPECT_EQ(alphas, (std::vector<double>{0.25, 0.5, 0.75, alpha, alpha}));
+    EXPECT_EQ(betas, (std::vector<double>{0.5, 0.25, 0, beta, beta}));
+    // A step of a round that is longer than the others, and one that is none.
+    EXPECT_EQ(engine.load({.round = 1, .step = 2, .phase = 1}).code(), Errc::ok);
+    EXPECT_EQ(engine.load({.round = 2, .step = 2, .phase = 1}).code(), Errc::corrupt);
+  }
+}
+
 TEST(Co2Engine, ARankWithoutElementsStillSendsItsHeader) {
   Engine engine(options(OuterRule::co2, 1), 2, 0, 2);
   (void)all_due(engine);

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 namespace overlace::train {
 namespace {
@@ -85,6 +86,34 @@ TEST(Co2OptionsTest, EachBadValueIsNamedWithWhatIsWanted) {
       {[](Co2Options& o) { o.rule = OuterRule::streaming, o.mix = 1; }, "mix is 1, wanted: 0 or more and below 1"},
       {[](Co2Options& o) { o.keep = 1.5; }, "keep is 1.5, wanted: 0 to 1"},
       {[](Co2Options& o) { o.rule = OuterRule::eager, o.keep = -0.5; }, "keep is -0.5, wanted: 0 to 1"},
+      {[](Co2Options& o) {
+         o.schedule = {{4}, {0}};
+       },
+       "tau is 0 in round 1, wanted: at least 1"},
+      {[](Co2Options& o) {
+         o.schedule = {{4, 0}};
+       },
+       "outer_lr is 0 in round 0, wanted: more than 0"},
+      {[](Co2Options& o) {
+         o.schedule = {{4, 1, 1}};
+       },
+       "outer_momentum is 1 in round 0, wanted: 0 or more and below 1"},
+      {[](Co2Options& o) {
+         o.rule = OuterRule::local_sgd, o.schedule = {{4, 0.5}};
+       },
+       "local_sgd has no outer momentum and outer_lr 1, got 0 and 0.5 in round 0; wanted: slow_mo"},
+      {[](Co2Options& o) {
+         o.rule = OuterRule::streaming, o.schedule = {{12}, {8}};
+       },
+       "tau is 8 in round 1 with rule streaming, wanted: 12 in all rounds"},
+      {[](Co2Options& o) { o.samples = 2, o.schedule = {{8}}; },
+       "tau is 8 in round 0 with samples, wanted: 12 in all rounds"},
+      {[](Co2Options& o) { o.momentum_over_lr = true; },
+       "momentum_over_lr is set with rule co2, wanted: not, or slow_mo"},
+      {[](Co2Options& o) { o.rule = OuterRule::slow_mo, o.momentum_over_lr = true, o.samples = 2; },
+       "samples is 2 with momentum_over_lr, which follows learning rates that unequal groups do not have alike; "
+       "wanted: "
+       "one of them"},
   };
   for (const auto& row : rows) {
     Co2Options options;
@@ -110,6 +139,32 @@ TEST(Co2OptionsTest, WarnsOfMomentumThatIsNotStable) {
   options.gap = StalenessGap::adaptive;
   EXPECT_EQ(warning_of(*resolve(options)), "");
   EXPECT_EQ(warning_of(*resolve({})), "");
+  const Co2Options scheduled{.outer_momentum = 0, .keep = 0, .schedule = {{4, 1, 0.2}, {4, 1, 0.5}, {4, 1, 0}}};
+  EXPECT_NE(warning_of(*resolve(scheduled)).find("outer_momentum 0.5 and no gap"), std::string::npos)
+      << warning_of(*resolve(scheduled));
+}
+
+TEST(Co2OptionsTest, RoundsBehindTheScheduleHaveTheOptionsOwnKnobs) {
+  const Co2Options slow = *resolve({.rule = OuterRule::slow_mo, .tau = 5, .schedule = {{1, 0.5}, {2, -1, 0.3}}});
+  const auto expect = [&](int64_t round, int64_t tau, double outer_lr, double outer_momentum) {
+    const Co2Knobs knobs = knobs_of(slow, round);
+    EXPECT_EQ(knobs.tau, tau);
+    EXPECT_EQ(knobs.outer_lr, outer_lr);
+    EXPECT_EQ(knobs.outer_momentum, outer_momentum);
+    EXPECT_EQ(steps_of_exchange(slow, round), tau);
+  };
+  expect(0, 1, 0.5, 0.2);
+  expect(1, 2, 1, 0.3);
+  expect(2, 5, 1, 0.2);
+  expect(1000, 5, 1, 0.2);
+  // All fragments are a round.
+  const Co2Options streaming =
+      *resolve({.rule = OuterRule::streaming, .tau = 6, .fragments = 2, .schedule = {{6, 0.1}, {6, 0.2}}});
+  for (const auto& [exchange, outer_lr] : {std::pair(0, 0.1), {1, 0.1}, {2, 0.2}, {3, 0.2}, {4, 0.7}})
+    EXPECT_EQ(knobs_of(streaming, exchange).outer_lr, outer_lr) << exchange;
+  EXPECT_EQ(steps_of_exchange(streaming, 1), 3);
+  EXPECT_FALSE(has_momentum(*resolve({})));
+  EXPECT_TRUE(has_momentum(*resolve({.schedule = {{4, 1, 0.1}}})));
 }
 
 TEST(Co2OptionsTest, TextNamesEveryValueThatRanksMustHaveAlike) {
@@ -123,11 +178,24 @@ TEST(Co2OptionsTest, TextNamesEveryValueThatRanksMustHaveAlike) {
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.clip = MomentumClip::none; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.gap = StalenessGap::adaptive; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.warmup_sync_steps = 1; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.schedule = {{12}}; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.check_every = 1; })}) {
     Co2Options options;
     change(options);
     EXPECT_NE(to_text(*resolve(options)), text);
   }
+  // Every knob of every round counts; of unequal groups, whose tau is their own, all but that.
+  const auto of = [](int64_t tau, double outer_lr, double outer_momentum, double samples) {
+    return to_text(*resolve({.tau = tau, .samples = samples, .schedule = {{tau}, {tau, outer_lr, outer_momentum}}}));
+  };
+  EXPECT_EQ(of(3, 1, 0, 0), of(3, 1, 0, 0));
+  EXPECT_NE(of(3, 1, 0, 0), of(3, 0.5, 0, 0));
+  EXPECT_NE(of(3, 1, 0, 0), of(3, 1, 0.1, 0));
+  EXPECT_EQ(of(3, 1, 0, 8), of(4, 1, 0, 8));
+  EXPECT_NE(of(3, 1, 0, 8), of(3, 0.5, 0, 8));
+  EXPECT_NE(to_text(*resolve({.rule = OuterRule::slow_mo})),
+            to_text(*resolve({.rule = OuterRule::slow_mo, .momentum_over_lr = true})));
+  EXPECT_NE(to_text(*resolve({.schedule = {{3}, {4}}})), to_text(*resolve({.schedule = {{4}, {3}}})));
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ using test::small;
 using test::Toy;
 using test::train;
 
-/// Section by section what CO2 says, in fp64, with every quantity under its own name.
-std::vector<double> co2_by_the_text(int groups, int tau, int rounds, double alpha, double beta, double kappa) {
+/// Section by section what CO2 says, in fp64, with every quantity under its own name; knobs by round.
+std::vector<double> co2_by_the_text(int groups, const std::vector<Co2Knobs>& rounds, double kappa) {
   Toy shape(0);
   const size_t n = shape.flat().size();
   std::vector<double> anchor, before, momentum(n), mean_before;
@@ -37,12 +37,12 @@ std::vector<double> co2_by_the_text(int groups, int tau, int rounds, double alph
   std::vector<double> place;
   for (const auto& tensor : shape.values())
     for (size_t i = 0; i < tensor.size(); ++i) place.push_back(static_cast<double>(i));
-  for (int t = 0; t < rounds; ++t) {
+  for (const auto& [tau, alpha, beta] : rounds) {
     std::vector<double> mean(n);  // of the local models at the end of round t
     for (int g = 0; g < groups; ++g)
       for (size_t i = 0; i < n; ++i) {
         double x = anchor[i];
-        for (int k = 0; k < tau; ++k) x -= 0.1 * (x - 0.2 * g - 0.001 * place[i]);
+        for (int64_t k = 0; k < tau; ++k) x -= 0.1 * (x - 0.2 * g - 0.001 * place[i]);
         mean[i] += x / groups;
       }
     const std::vector<double> start = anchor;
@@ -59,25 +59,35 @@ std::vector<double> co2_by_the_text(int groups, int tau, int rounds, double alph
 }
 
 TEST(Co2Replica, FollowsTheTextOfTheAlgorithm) {
-  for (const double kappa : {0.0, 0.5, 1.0}) {
-    Co2Options co2{
-        .tau = 3, .outer_lr = 0.9, .outer_momentum = 0.4, .kappa = kappa, .keep = 0, .clip = MomentumClip::none};
-    std::vector<float> anchor;
-    run_members(3, 0, [&](AsyncCollective& outer) {
-      Toy toy(outer.rank());
-      Replica replica(small(co2), toy.parameters(), outer);
-      for (int i = 0; i < 3 * 9; ++i) {
-        toy.step();
-        replica.on_inner_step(0.1);
-      }
-      if (outer.rank() == 1) anchor.assign(replica.anchor().begin(), replica.anchor().end());
-      (void)replica.save();                         // nothing is on its way any more
-      outer.wait(outer.all_reduce({}, {}), 20000);  // nobody leaves while others wait
-    });
-    const std::vector<double> wanted = co2_by_the_text(3, 3, 9, 0.9, 0.4, kappa);
-    ASSERT_EQ(anchor.size(), wanted.size());
-    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(static_cast<double>(anchor[i]), wanted[i], 2e-6) << kappa;
-  }
+  const std::vector<Co2Knobs> constant(9, {3, 0.9, 0.4});
+  std::vector<Co2Knobs> changing = constant;
+  changing[0] = {1, 0.5, 0};
+  changing[1] = {5, 0.6, 0.7};
+  changing[2] = {2, 1.1, 0.1};
+  for (const auto& rounds : {constant, changing})
+    for (const double kappa : {0.0, 0.5, 1.0}) {
+      Co2Options co2{
+          .tau = 3, .outer_lr = 0.9, .outer_momentum = 0.4, .kappa = kappa, .keep = 0, .clip = MomentumClip::none};
+      co2.schedule.assign(rounds.begin(), rounds.begin() + 3);
+      int64_t steps = 0;
+      for (const Co2Knobs& knobs : rounds) steps += knobs.tau;
+      std::vector<float> anchor;
+      run_members(3, 0, [&](AsyncCollective& outer) {
+        Toy toy(outer.rank());
+        Replica replica(small(co2), toy.parameters(), outer);
+        for (int64_t i = 0; i < steps; ++i) {
+          toy.step();
+          replica.on_inner_step(0.1);
+        }
+        EXPECT_EQ(replica.round(), 9);
+        if (outer.rank() == 1) anchor.assign(replica.anchor().begin(), replica.anchor().end());
+        (void)replica.save();                         // nothing is on its way any more
+        outer.wait(outer.all_reduce({}, {}), 20000);  // nobody leaves while others wait
+      });
+      const std::vector<double> wanted = co2_by_the_text(3, rounds, kappa);
+      ASSERT_EQ(anchor.size(), wanted.size());
+      for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(static_cast<double>(anchor[i]), wanted[i], 2e-6) << kappa;
+    }
 }
 
 TEST(Co2Replica, BothPseudoGradientsAreOneFormula) {
@@ -289,6 +299,56 @@ TEST(Co2Replica, TheGapFollowsTheInnerLearningRate) {
   EXPECT_LT(constant[3], 2);
 }
 
+/// SlowMo as its paper words it, in fp64: u = beta * u + (x_0 - mean of x_tau) / gamma; x_0 -= alpha * gamma * u.
+std::vector<double> slow_mo_by_the_text(int groups, int tau, const std::vector<double>& gammas, double alpha,
+                                        double beta) {
+  Toy shape(0);
+  std::vector<double> x, place;
+  for (const float value : shape.flat()) x.push_back(static_cast<double>(value));
+  for (const auto& tensor : shape.values())
+    for (size_t i = 0; i < tensor.size(); ++i) place.push_back(static_cast<double>(i));
+  std::vector<double> momentum(x.size());
+  for (const double gamma : gammas)
+    for (size_t i = 0; i < x.size(); ++i) {
+      double mean = 0;
+      for (int g = 0; g < groups; ++g) {
+        double own = x[i];
+        for (int k = 0; k < tau; ++k) own -= gamma * (own - 0.2 * g - 0.001 * place[i]);
+        mean += own / groups;
+      }
+      momentum[i] = beta * momentum[i] + (x[i] - mean) / gamma;
+      x[i] -= alpha * gamma * momentum[i];
+    }
+  return x;
+}
+
+TEST(Co2Replica, SlowMoOverTheLearningRateFollowsTheTextOfItsPaper) {
+  const std::vector<double> gammas = {0.1, 0.05, 0.2, 0.2, 0.02};
+  const auto train_with = [&](bool momentum_over_lr) {
+    std::vector<float> end;
+    run_members(2, 0, [&](AsyncCollective& outer) {
+      Toy toy(outer.rank());
+      Co2Options co2{.rule = OuterRule::slow_mo, .tau = 3, .outer_lr = 0.8, .outer_momentum = 0.5};
+      co2.momentum_over_lr = momentum_over_lr;
+      co2.warmup_sync_steps = 2;  // whose learning rates are of no round
+      Replica replica(small(co2), toy.parameters(), outer);
+      for (int i = 0; i < 2; ++i) replica.on_inner_step(0.7);
+      for (const double gamma : gammas)
+        for (int i = 0; i < 3; ++i) {
+          toy.step(static_cast<float>(gamma));
+          replica.on_inner_step(gamma);
+        }
+      if (outer.rank() == 1) end = toy.flat();
+    });
+    return end;
+  };
+  const std::vector<double> wanted = slow_mo_by_the_text(2, 3, gammas, 0.8, 0.5);
+  const std::vector<float> got = train_with(true), without = train_with(false);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(static_cast<double>(got[i]), wanted[i], 2e-6) << i;
+  EXPECT_GT(largest_difference(got, without), 1e-3);
+}
+
 TEST(Co2Replica, GroupsThatDifferAtTheStartAreToldWhere) {
   std::mutex mutex;
   std::vector<std::string> texts;
@@ -318,6 +378,15 @@ TEST(Co2Replica, GroupsThatDifferAtTheStartAreToldWhere) {
   });
   for (const std::string& text : texts)
     EXPECT_NE(text.find("options and parameters' shapes differ between groups 0 and 1"), std::string::npos) << text;
+  expect_mismatch([](AsyncCollective& outer) {
+    Toy toy(outer.rank());
+    Co2Options co2 = Co2Options::stable(4);
+    co2.schedule.assign(100, {2, 1, 0.1});
+    if (outer.rank() == 2) co2.schedule[99].outer_momentum = 0.2;  // long before it would be seen
+    Replica(small(co2), toy.parameters(), outer);
+  });
+  for (const std::string& text : texts)
+    EXPECT_NE(text.find("options and parameters' shapes differ between groups 0 and 2"), std::string::npos) << text;
 }
 
 TEST(Co2Replica, AnAnchorThatDriftsIsDesyncOnAllGroups) {
@@ -348,7 +417,12 @@ TEST(Co2Replica, GoesOnFromACheckpointOfEveryStepWithTheSameBits) {
   for (const DType wire : {DType::fp32, DType::bf16})
     for (const OuterRule rule : {OuterRule::co2, OuterRule::eager, OuterRule::streaming, OuterRule::diloco}) {
       Co2Options co2{.rule = rule, .tau = 3};
-      if (rule == OuterRule::co2) co2.gap = StalenessGap::adaptive;
+      if (rule == OuterRule::co2) {
+        co2.gap = StalenessGap::adaptive;
+        co2.schedule = {{2, 0.5, 0.1}, {4, 0.8, 0}, {1, 1, 0.3}};
+      } else {
+        co2.schedule = {{3, 0.5, 0.1}, {3, 0.8, 0.3}};
+      }
       const auto wanted = train(2, co2, 11, 0, wire);
       for (int stop = 0; stop <= 10; ++stop) {
         std::vector<std::string> saved(2);
