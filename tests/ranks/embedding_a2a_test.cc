@@ -2,6 +2,7 @@
 #include "overlace/ops/embedding_a2a.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <memory>
@@ -152,6 +153,80 @@ TEST(EmbeddingA2a, NamesTheFirstBadIndexAndOffset) {
     EXPECT_NE(offset.find("offsets[1] is 1000, wanted 0 to "), std::string::npos) << offset;
     EXPECT_NE(said([](BagCall& call) { call.offsets()[0] = 1; }).find("offsets[0] is 1, wanted 0"), std::string::npos);
     EXPECT_EQ(said([](BagCall&) {}), "");
+  });
+}
+
+/// Memory of zeros that takes room only where it is written.
+class Zeros {
+ public:
+  explicit Zeros(size_t bytes)
+      : bytes_(bytes),
+        at_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Zeros() {
+    if (is_there()) ::munmap(at_, bytes_);
+  }
+  Zeros(const Zeros&) = delete;
+  Zeros& operator=(const Zeros&) = delete;
+  bool is_there() const { return at_ != MAP_FAILED; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(at_);
+  }
+
+ private:
+  const size_t bytes_;
+  void* const at_;
+};
+
+/// One table of one column on each rank, whose rank pools both samples: result of the rank that has the sample.
+std::string pool_pair(Channel& channel, const ops::EmbeddingA2aArgs& bags, int64_t rows, double want) {
+  float out[2] = {-1, -1};
+  ops::EmbeddingA2aArgs args = bags;
+  args.batch = 2;
+  args.placement = base::format(R"({{"tables":[{{"rows":{0},"dim":1}},{{"rows":{0},"dim":1}}],"features":[)"
+                                R"({{"table":0,"rank":0,"column":0}},{{"table":1,"rank":1,"column":1}}]}})",
+                                rows);
+  args.out = TensorView::contiguous(out, DType::fp32, {1, 2});
+  ops::run(channel, args, spec::make_schedule(op_spec(channel, args), "serial"));
+  return out[0] == want && out[1] == want ? "" : base::format("got {} and {}, wanted {}", out[0], out[1], want);
+}
+
+TEST(EmbeddingA2a, ReachesEntriesAndRowsBehind2To31) {
+  constexpr int64_t kEdge = int64_t{1} << 31, kLength = kEdge + 4, kRows = 2 * kEdge + 3;
+  const Zeros weights(static_cast<size_t>(kRows) * 4), indices(static_cast<size_t>(kLength) * 8);
+  if (!weights.is_there() || !indices.is_there()) GTEST_SKIP() << "this machine maps no memory that it may not have";
+  const int64_t near_row = kEdge - 1, far_row = 2 * kEdge + 2;
+  weights.as<float>()[near_row] = 3, weights.as<float>()[kEdge] = 5, weights.as<float>()[far_row] = 7;
+  int64_t* const entry = indices.as<int64_t>() + kEdge;
+  entry[-1] = far_row, entry[0] = near_row;                 // of sample 0
+  entry[1] = kEdge, entry[2] = kRows, entry[3] = near_row;  // of sample 1; one is outside
+  int64_t offsets[] = {kEdge - 1, kEdge + 1, kEdge + 4};
+  run_ranks(2, Mode::threads, [&](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    const ops::EmbeddingA2aArgs bags{.weights = TensorView::contiguous(weights.as<float>(), DType::fp32, {kRows}),
+                                     .indices = TensorView::contiguous(indices.as<int64_t>(), DType::i64, {kLength}),
+                                     .offsets = TensorView::contiguous(offsets, DType::i64, {3}),
+                                     .bounds = "ignore"};
+    EXPECT_EQ(pool_pair(channel, bags, kRows, channel.team().rank() == 0 ? 10 : 8), "");
+  });
+}
+
+/// Whatever the bounds, what is no bag is an empty one, and an empty one is 0 of each mode.
+TEST(EmbeddingA2a, BagsOfFallingOffsetsAreEmpty) {
+  float weights[] = {3, 5, 7};
+  run_ranks(2, Mode::threads, [&](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    for (const char* mode : {"sum", "mean", "max"})
+      for (const char* bounds : {"ignore", "clamp", "zero_row", "none"})
+        for (std::vector<int64_t> offsets : {std::vector<int64_t>{2, 1, 2}, {4, 1, 2}, {-1, 1, 2}, {1, 1, 2}}) {
+          int64_t indices[] = {0, 2, 1};  // the second bag is the 2
+          const ops::EmbeddingA2aArgs bags{.weights = TensorView::contiguous(weights, DType::fp32, {3}),
+                                           .indices = TensorView::contiguous(indices, DType::i64, {3}),
+                                           .offsets = TensorView::contiguous(offsets.data(), DType::i64, {3}),
+                                           .mode = mode,
+                                           .bounds = bounds};
+          EXPECT_EQ(pool_pair(channel, bags, 3, channel.team().rank() == 0 ? 0 : 7), "") << mode << " " << bounds;
+        }
   });
 }
 
