@@ -37,20 +37,29 @@ Json band_of(const std::string& network, const study::DlrmMachine& machine, std:
   return one;
 }
 
-Json step_of(const std::string& network, const study::DlrmMachine& machine, const DlrmWords& words, std::string* text) {
+/// A row for assumed rates and, with a machine, one for simulated schedules.
+void add_steps(const std::string& network, const study::DlrmMachine& rates, const DlrmWords& words, Json* list,
+               std::string* text) {
   study::DlrmModel model;
   if (words.tables != 0) model.tables = words.tables;
   if (words.local_batch != 0) model.local_batch = words.local_batch;
-  const study::DlrmTime time = study::dlrm_step(model, machine).value();
-  Json one = Json::object();
-  one.set("network", network).set("tables", model.tables).set("local_batch", model.local_batch);
-  one.set("gather_us", time.gather_us).set("all_to_all_us", time.all_to_all_us).set("mlp_us", time.mlp_us);
-  one.set("all_reduce_us", time.all_reduce_us).set("unfused_us", time.unfused_us);
-  one.set("forward_fused_us", time.forward_fused_us).set("fused_us", time.fused_us);
-  *text += base::format("{:<8} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7.1f} %\n", network,
-                        time.gather_us, time.all_to_all_us, time.mlp_us, time.all_reduce_us, time.unfused_us,
-                        time.fused_us, time.gain() * 100);
-  return one;
+  const auto add = [&](const char* exchange, const study::DlrmExchange& forward) {
+    const study::DlrmTime time = study::dlrm_step(model, rates, forward).value();
+    Json one = Json::object();
+    one.set("network", network).set("exchange", exchange);
+    one.set("tables", model.tables).set("local_batch", model.local_batch);
+    one.set("gather_us", time.gather_us).set("all_to_all_us", time.all_to_all_us).set("mlp_us", time.mlp_us);
+    one.set("all_reduce_us", time.all_reduce_us).set("unfused_us", time.unfused_us);
+    one.set("forward_fused_us", time.forward_fused_us).set("fused_us", time.fused_us);
+    list->push_back(std::move(one));
+    *text +=
+        base::format("{:<8} {:<9} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7.1f} % {:>7.1f} %\n",
+                     network, exchange, time.gather_us, time.all_to_all_us, time.mlp_us, time.all_reduce_us,
+                     time.unfused_us, time.fused_us, time.forward_gain() * 100, time.gain() * 100);
+  };
+  add("assumed", study::dlrm_assumed(model, rates).value());
+  if (!words.machine.empty())
+    add("simulated", study::dlrm_simulated(model, rates, spec::find_machine(words.machine)).value());
 }
 
 /// A timeline is of the last network's overlapped row; it is written where it is complete.
@@ -128,18 +137,27 @@ std::vector<study::OuterRule> rules_of(const std::string& name) {
 
 int sim_graph_dlrm(const DlrmWords& words) {
   const bool is_band = words.tables == 0 && words.local_batch == 0;
+  if (is_band && !words.machine.empty())
+    throw_error(Errc::invalid_argument,
+                base::format("--machine is {}, wanted: with --tables or --local-batch, which say what is simulated",
+                             words.machine));
   std::vector<std::string> networks = {words.network};
   if (words.network == "all") networks = {"torus", "ring", "rail"};
   std::string text = is_band ? base::format("{:<8} {:>10}   {:<18} {:<18} published gains\n", "network", "GB/s",
                                             "fused forward", "both ways")
-                             : base::format("{:<8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9}\n", "network",
-                                            "gather us", "a2a us", "MLP us", "AR us", "unfused us", "fused us", "gain");
+                             : base::format("{:<8} {:<9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}\n",
+                                            "network", "exchange", "gather us", "a2a us", "MLP us", "AR us",
+                                            "unfused us", "fused us", "forward", "gain");
   Json list = Json::array();
   for (const std::string& network : networks) {
     study::DlrmMachine machine;
     machine.all_to_all_GBps = study::dlrm_all_to_all_GBps(network).value();
-    list.push_back(is_band ? band_of(network, machine, &text) : step_of(network, machine, words, &text));
+    if (is_band)
+      list.push_back(band_of(network, machine, &text));
+    else
+      add_steps(network, machine, words, &list, &text);
   }
+  if (!words.machine.empty()) text += machine_line(spec::find_machine(words.machine)) + "\n";
   const char* schema = is_band ? "sim_graph_dlrm_bands" : "sim_graph_dlrm";
   write_result(with_schema(schema, std::move(list)), text, words.json).or_throw();
   return 0;

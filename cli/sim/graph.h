@@ -11,8 +11,8 @@
 namespace overlace::cli {
 
 struct DlrmWords {
-  std::string network = "all", json;
-  int tables = 0, local_batch = 0;  // 0: the band over 1 to 8 and 256 to 4096
+  std::string network = "all", machine, json;  // without a machine nothing is simulated
+  int tables = 0, local_batch = 0;             // 0: the band over 1 to 8 and 256 to 4096
 };
 
 /// What the graphs on any network have in common.

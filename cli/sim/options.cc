@@ -250,6 +250,8 @@ void add_graphs(CLI::App& sim, SimModelWords* words) {
   dlrm->add_option("--network", words->dlrm.network, "all, torus, ring or rail")->capture_default_str();
   dlrm->add_option("--tables", words->dlrm.tables, "Tables of a GPU (default: the band over 1 to 8)");
   dlrm->add_option("--local-batch", words->dlrm.local_batch, "Samples of a GPU (default: the band over 256 to 4096)");
+  dlrm->add_option("--machine", words->dlrm.machine,
+                   "A shipped machine or FILE.json: a step by simulated schedules, too (default: assumed rates alone)");
   for (const char* option : {"--tables", "--local-batch"}) dlrm->get_option(option)->check(number_error<int64_t>);
   dlrm->add_option("--json", words->dlrm.json, "Write the result as JSON to this file; - is stdout");
   add_transformer(*graphs, &words->transformer);

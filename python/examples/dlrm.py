@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 ROWS = [1000, 40, 300, 7, 120]  # of the tables
-WIDTH, DENSE, BATCH, STEPS = 16, 13, 251, 25
+WIDTH, DENSE, BATCH, STEPS = 16, 13, 251, 200
 RATE, TABLE_RATE = 0.1, 0.1  # of SGD for the MLPs, of row-wise AdaGrad for the tables
 TOLERANCE = 2e-5  # of a loss, in fp32
 
@@ -119,12 +119,12 @@ def train(group: dist.ProcessGroup) -> None:
         for optimizer in optimizers:
             optimizer.step()
         total = own[0].item()
-        if group.rank() == 0 and (step % 4 == 0):
-            print(f"step {step:2}   unsharded {whole.item():.6f}   {group.size()} ranks {total:.6f}")
+        if group.rank() == 0 and step % 25 == 0:
+            print(f"step {step:3}   unsharded {whole.item():.6f}   {group.size()} ranks {total:.6f}")
         assert abs(total - whole.item()) <= TOLERANCE * whole.item(), (step, total, whole.item())
         history.append(total)
     first, last = sum(history[:5]), sum(history[-5:])
-    assert last < 0.8 * first, f"the model learned nothing: {first / 5} to {last / 5}"
+    assert last < 0.75 * first, f"the model learned too little: {first / 5} to {last / 5}"
 
     for mine, want in zip(sharded.mlps(), plain.mlps(), strict=True):
         torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)

@@ -94,7 +94,7 @@ CASES = [
     Case("sim_t3", "sim t3 --model t-nlg --tp 8 --config t3"),
     Case("sim_t3_sensitivity", "sim t3 --sensitivity"),
     Case("sim_graph_dlrm_bands", "sim graph dlrm --network ring"),
-    Case("sim_graph_dlrm", "sim graph dlrm --network rail --tables 64"),
+    Case("sim_graph_dlrm", "sim graph dlrm --network rail --tables 2 --local-batch 256 --machine h200x2"),
     Case("sim_graph_transformer", "sim graph transformer --network ring(8,25) --tensor 4 --layers 2"),
     Case("sim_graph_moe", "sim graph moe --network ring(8,25) --experts 8"),
     Case("sim_graph_moe", "sim graph moe --network ring(8,25) --experts 11 --shared-experts 1 --row-per-copy"),

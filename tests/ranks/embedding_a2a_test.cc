@@ -2,6 +2,7 @@
 #include "overlace/ops/embedding_a2a.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <memory>
@@ -15,11 +16,11 @@
 #include "overlace/sim.h"
 #include "overlace/team.h"
 #include "src/base/format.h"
-#include "src/base/half.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/families/placement.h"
 #include "src/spec/machine.h"
 #include "src/spec/operators.h"
+#include "tests/ranks/embedding_case.h"
 #include "tests/ranks/mutations.h"
 #include "tests/ranks/support/explore.h"
 #include "tests/ranks/support/run_ranks.h"
@@ -30,195 +31,14 @@ namespace {
 using spec::OpSpec;
 using spec::Schedule;
 
-constexpr int64_t kColumns = 19;
-
-/// Table 1 is cut by columns, table 2 serves two features; from four ranks on, some have no table.
-std::string placement_on(int ranks) {
-  const int last = ranks - 1, middle = ranks / 2;
-  return base::format(R"({{"tables":[{{"rows":7,"dim":5}},{{"rows":4,"dim":8}},{{"rows":9,"dim":3,"padding":2}}],)"
-                      R"("entries":2,"features":[{{"table":1,"rank":{},"first":3,"width":5,"column":3}},)"
-                      R"({{"table":1,"rank":0,"width":3,"column":0}},{{"table":2,"rank":{},"column":13}},)"
-                      R"({{"table":0,"rank":{},"column":8}},{{"table":2,"rank":{},"column":16}}]}})",
-                      last, middle, last, middle);
-}
-
-struct Variant {
-  std::string mode = "sum", bounds = "error";
-  DType dtype = DType::fp32, out_dtype = DType::fp32, index = DType::i64;
-  bool has_factors = false;
-  std::vector<int64_t> row_offsets{};
-};
-
-/// Differs by table, row and column, exact in 16 bits.
-double element(int64_t table, int64_t row, int64_t column) {
-  return static_cast<double>((table * 29 + row * 11 + column * 5) % 47) - 20;
-}
-int64_t drawn(int64_t a, int64_t b, int64_t c, int64_t d, int64_t below) {
-  const uint64_t mixed = static_cast<uint64_t>(((a * 131 + b) * 137 + c) * 139 + d) * 0x9e3779b97f4a7c15U;
-  return static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(below));
-}
-
-/// The bag of a feature and a sample in a call; with other bounds than `error` some indices lie outside.
-std::vector<int64_t> bag_of(const Variant& v, int64_t call, int64_t feature, int64_t sample, int64_t rows) {
-  std::vector<int64_t> out(static_cast<size_t>(drawn(call, feature, sample, 7, 5)));
-  for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = drawn(call, feature, sample, static_cast<int64_t>(i), rows);
-    if (v.bounds != "error" && v.bounds != "none") out[i] += drawn(feature, sample, call, 3, 3) * rows - rows;
-  }
-  return out;
-}
-
-int64_t bounded(const Variant& v, int64_t index, int64_t rows) {
-  if (index >= 0 && index < rows) return index;
-  return v.bounds == "clamp" ? (index < 0 ? 0 : rows - 1) : v.bounds == "zero_row" ? 0 : -1;
-}
-
-/// One rank's operands, and a call.
-class Call {
- public:
-  Call(Channel& channel, Schedule schedule, Variant v, int64_t batch)
-      : channel_(channel),
-        schedule_(std::move(schedule)),
-        v_(std::move(v)),
-        ranks_(channel.team().size()),
-        rank_(channel.team().rank()),
-        batch_(batch) {
-    placement_ = spec::read_placement(placement_on(ranks_), ranks_, kColumns).value();
-    OpSpec op{.op = "embedding_a2a", .m = batch, .ranks = ranks_, .row_offsets = v_.row_offsets};
-    off_ = spec::row_offsets(op);
-    make_weights();
-  }
-
-  /// What went wrong; empty if nothing did.
-  std::string run(int64_t call) {
-    make_bags(call);
-    try {
-      ops::run(channel_, args(), schedule_);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    std::fill(indices_.begin(), indices_.end(), int64_t{99});  // they are ours again: nobody may still read them
-    return mismatch(call);
-  }
-
-  /// Arguments of a call with bags that make_bags() has made.
-  ops::EmbeddingA2aArgs args() {
-    const auto length = static_cast<int64_t>(indices_.size()), rows = off_[at(rank_ + 1)] - off_[at(rank_)];
-    out_.assign(static_cast<size_t>(rows * kColumns) * dtype_bytes(v_.out_dtype), '\x7f');
-    const bool is_short = v_.index == DType::i32;
-    short_.assign(indices_.begin(), indices_.end());
-    void* const indices = is_short ? static_cast<void*>(short_.data()) : indices_.data();
-    ops::EmbeddingA2aArgs out{
-        .weights = TensorView::contiguous(weights_.data(), v_.dtype, {num_weights_}),
-        .indices = TensorView::contiguous(indices, v_.index, {length}),
-        .offsets = TensorView::contiguous(offsets_.data(), DType::i64, {static_cast<int64_t>(offsets_.size())}),
-        .out = TensorView::contiguous(out_.data(), v_.out_dtype, {rows, kColumns}),
-        .batch = batch_,
-        .placement = placement_on(ranks_),
-        .mode = v_.mode,
-        .bounds = v_.bounds,
-        .row_offsets = v_.row_offsets};
-    if (v_.has_factors) out.per_sample_weights = TensorView::contiguous(factors_.data(), v_.dtype, {length});
-    return out;
-  }
-
-  void make_bags(int64_t call) {
-    indices_.clear(), offsets_ = {0};
-    const auto [begin, end] = placement_.features_of(rank_);
-    for (size_t f = begin; f < end; ++f)
-      for (int64_t sample = 0; sample < batch_; ++sample) {
-        const std::vector<int64_t> bag = bag_of(v_, call, static_cast<int64_t>(f), sample, table(f).rows);
-        indices_.insert(indices_.end(), bag.begin(), bag.end());
-        offsets_.push_back(static_cast<int64_t>(indices_.size()));
-      }
-    factors_.resize(indices_.size() * dtype_bytes(v_.dtype));
-    for (size_t i = 0; i < indices_.size(); ++i)  // known from the position in the bag, as the reference asks for it
-      base::store_element(factors_.data(), v_.dtype, static_cast<int64_t>(i), factor_of(i));
-  }
-  std::vector<int64_t>& indices() { return indices_; }
-  std::vector<int64_t>& offsets() { return offsets_; }
-
- private:
-  static size_t at(int64_t i) { return static_cast<size_t>(i); }
-  const spec::EmbeddingTable& table(size_t f) const { return placement_.tables[at(placement_.features[f].table)]; }
-  double factor_of(size_t entry) const {
-    const size_t bag =
-        static_cast<size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), entry) - offsets_.begin()) - 1;
-    return static_cast<double>(1 + (entry - at(offsets_[bag])) % 3);
-  }
-
-  void make_weights() {
-    const std::vector<int64_t> slices = placement_.slices(rank_, &num_weights_);
-    weights_.resize(at(num_weights_) * dtype_bytes(v_.dtype));
-    const auto [begin, end] = placement_.features_of(rank_);
-    for (size_t f = begin; f < end; ++f) {
-      const spec::EmbeddingFeature& feature = placement_.features[f];
-      for (int64_t row = 0; row < table(f).rows; ++row)
-        for (int64_t j = 0; j < feature.width; ++j)
-          base::store_element(weights_.data(), v_.dtype, slices[f - begin] + row * feature.width + j,
-                              element(feature.table, row, feature.first + j));
-    }
-  }
-
-  double wanted(int64_t call, size_t f, int64_t sample, int64_t column) const {
-    double sum = 0;
-    int64_t count = 0, entry = 0;
-    for (const int64_t index : bag_of(v_, call, static_cast<int64_t>(f), sample, table(f).rows)) {
-      const double factor = v_.has_factors ? static_cast<double>(1 + entry % 3) : 1;
-      ++entry;
-      const int64_t row = bounded(v_, index, table(f).rows);
-      if (row < 0 || (index == table(f).padding && index >= 0)) continue;
-      const double value = element(placement_.features[f].table, row, column);
-      sum = v_.mode != "max" ? sum + factor * value : count == 0 ? value : std::max(sum, value);
-      ++count;
-    }
-    return v_.mode == "mean" && count > 0 ? sum / static_cast<double>(count) : sum;
-  }
-
-  std::string mismatch(int64_t call) const {
-    for (int64_t row = 0; row < off_[at(rank_ + 1)] - off_[at(rank_)]; ++row)
-      for (size_t f = 0; f < placement_.features.size(); ++f)
-        for (int64_t j = 0; j < placement_.features[f].width; ++j) {
-          const int64_t column = placement_.features[f].column + j;
-          uint64_t rounded = 0;
-          base::store_element(&rounded, v_.out_dtype, 0,
-                              wanted(call, f, off_[at(rank_)] + row, placement_.features[f].first + j));
-          const double want = base::load_element(&rounded, v_.out_dtype, 0);
-          const double got = base::load_element(out_.data(), v_.out_dtype, row * kColumns + column);
-          if (got != want)
-            return base::format("call {}: out[{}, {}] of rank {} is {}, wanted {}", call, row, column, rank_, got,
-                                want);
-        }
-    return "";
-  }
-
-  Channel& channel_;
-  const Schedule schedule_;
-  const Variant v_;
-  const int ranks_, rank_;
-  const int64_t batch_;
-  spec::Placement placement_;
-  std::vector<int64_t> off_, indices_, offsets_ = {0};
-  std::vector<int32_t> short_;
-  int64_t num_weights_ = 0;
-  std::vector<char> weights_, factors_, out_;
-};
-
-OpSpec problem(int ranks, int64_t batch, const Variant& v = {}) {
-  OpSpec op{.op = "embedding_a2a", .m = batch, .n = kColumns, .ranks = ranks, .row_offsets = v.row_offsets};
-  op.dtype = v.dtype, op.out_dtype = v.out_dtype;
-  op.fields = {{"batch", batch}, {"bounds", v.bounds}, {"mode", v.mode}, {"placement", placement_on(ranks)}};
-  return op;
-}
-
 /// What a call on bad operands says on one rank; `change` breaks them.
-std::string refusal(Channel& channel, const std::function<void(Call&, ops::EmbeddingA2aArgs&)>& change) {
-  Call call(channel, spec::make_schedule(problem(channel.team().size(), 6), "serial"), {}, 6);
+std::string refusal(Channel& channel, const std::function<void(BagCall&, ops::EmbeddingA2aArgs&)>& change) {
+  BagCall call(channel, spec::make_schedule(bag_problem(channel.team().size(), 6), "serial"), {});
   call.make_bags(1);
   ops::EmbeddingA2aArgs args = call.args();
   change(call, args);
   try {
-    ops::run(channel, args, spec::make_schedule(problem(channel.team().size(), 6), "serial"));
+    ops::run(channel, args, spec::make_schedule(bag_problem(channel.team().size(), 6), "serial"));
   } catch (const Error& error) {
     return error.what();
   }
@@ -230,7 +50,7 @@ TEST(EmbeddingA2a, HoldsAllChecks) {
     for (const int ranks : {1, 2, 3, 4, 5, 8})
       for (const int64_t batch : {0, 3, 24})
         for (const int degree : {1, 3}) {
-          const Schedule schedule = spec::make_schedule(problem(ranks, batch), family, degree);
+          const Schedule schedule = spec::make_schedule(bag_problem(ranks, batch), family, degree);
           const spec::CheckReport report =
               spec::check(schedule, spec::Machine{}, {.ranks = {}, .coverage = spec::gives_result(schedule)});
           EXPECT_EQ(report.to_string(), "") << family << " G " << ranks << " B " << batch << " q " << degree;
@@ -241,7 +61,7 @@ TEST(EmbeddingA2a, HoldsAllChecks) {
 /// S9 compares each column of the result with the pooled column that belongs there.
 TEST(EmbeddingA2a, IsNotProvenWhereItIsWrong) {
   const auto codes_after = [](void (*change)(Schedule&)) {
-    Schedule schedule = spec::make_schedule(problem(3, 24), "hetero_unfused_1d", 2);
+    Schedule schedule = spec::make_schedule(bag_problem(3, 24), "hetero_unfused_1d", 2);
     change(schedule);
     return checks(schedule);
   };
@@ -269,24 +89,23 @@ TEST_P(EmbeddingA2aRanks, EveryFamilyGivesTheExactResultInRepeatedCalls) {
     const int ranks = channel.team().size();
     std::vector<int64_t> uneven(static_cast<size_t>(ranks) + 1, 11);  // all samples belong to the first two
     uneven[0] = 0, uneven[1] = ranks == 1 ? 11 : 4;
-    for (const Variant& v : {Variant{}, Variant{.mode = "mean", .row_offsets = uneven}})
+    for (const BagVariant& v : {BagVariant{}, BagVariant{.mode = "mean", .row_offsets = uneven}})
       for (const std::string& family : spec::families("embedding_a2a"))
         for (const int64_t batch : {24, 11, 1, 0}) {
           if (!v.row_offsets.empty() && batch != 11) continue;
-          const Schedule schedule = spec::make_schedule(problem(ranks, batch, v), family, 2);
+          const Schedule schedule = spec::make_schedule(bag_problem(ranks, batch, v), family, 2);
           if (!spec::gives_result(schedule)) continue;
-          Call call(channel, schedule, v, batch);
+          BagCall call(channel, schedule, v);
           for (int64_t i = 1; i <= 4; ++i) ASSERT_EQ(call.run(i), "") << family << " B " << batch << " " << v.mode;
         }
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Teams, EmbeddingA2aRanks,
-                         testing::Combine(testing::Values(1, 2, 3, 4, 5), testing::ValuesIn(all_modes())),
-                         mode_test_name);
+                         testing::Combine(testing::Range(1, 10), testing::ValuesIn(all_modes())), mode_test_name);
 
 TEST(EmbeddingA2a, TakesEachModeTypeAndBound) {
-  const std::vector<Variant> variants = {
+  const std::vector<BagVariant> variants = {
       {.mode = "max"},
       {.bounds = "ignore"},
       {.mode = "mean", .bounds = "ignore"},
@@ -301,8 +120,8 @@ TEST(EmbeddingA2a, TakesEachModeTypeAndBound) {
   };
   run_ranks(3, Mode::threads, [&](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());
-    for (const Variant& v : variants) {
-      Call call(channel, spec::make_schedule(problem(3, 13, v), "hetero_unfused_1d", 2), v, 13);
+    for (const BagVariant& v : variants) {
+      BagCall call(channel, spec::make_schedule(bag_problem(3, 13, v), "hetero_unfused_1d", 2), v);
       for (int64_t i = 1; i <= 3; ++i)
         ASSERT_EQ(call.run(i), "") << v.mode << " " << v.bounds << " " << dtype_name(v.dtype);
     }
@@ -314,13 +133,13 @@ TEST(EmbeddingA2a, NamesTheFirstBadIndexAndOffset) {
   run_ranks(2, Mode::threads, [](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());
     const bool is_bad = channel.team().rank() == 1;
-    const auto said = [&](const std::function<void(Call&)>& change) {
-      return refusal(channel, [&](Call& call, ops::EmbeddingA2aArgs&) {
+    const auto said = [&](const std::function<void(BagCall&)>& change) {
+      return refusal(channel, [&](BagCall& call, ops::EmbeddingA2aArgs&) {
         if (is_bad) change(call);
       });
     };
     // Rank 1 has the features 1 to 4, in the order of the placement: table 1, then 2.
-    const std::string index = said([](Call& call) {
+    const std::string index = said([](BagCall& call) {
       const size_t bag = 7;  // its second feature's second sample
       const auto begin = static_cast<size_t>(call.offsets()[bag]);
       if (call.offsets()[bag + 1] > call.offsets()[bag])
@@ -330,10 +149,84 @@ TEST(EmbeddingA2a, NamesTheFirstBadIndexAndOffset) {
     });
     EXPECT_NE(index.find("rank 1, feature "), std::string::npos) << index;
     EXPECT_NE(index.find("index is 9, wanted 0 to "), std::string::npos) << index;
-    const std::string offset = said([](Call& call) { call.offsets()[1] = 1000; });
+    const std::string offset = said([](BagCall& call) { call.offsets()[1] = 1000; });
     EXPECT_NE(offset.find("offsets[1] is 1000, wanted 0 to "), std::string::npos) << offset;
-    EXPECT_NE(said([](Call& call) { call.offsets()[0] = 1; }).find("offsets[0] is 1, wanted 0"), std::string::npos);
-    EXPECT_EQ(said([](Call&) {}), "");
+    EXPECT_NE(said([](BagCall& call) { call.offsets()[0] = 1; }).find("offsets[0] is 1, wanted 0"), std::string::npos);
+    EXPECT_EQ(said([](BagCall&) {}), "");
+  });
+}
+
+/// Memory of zeros that takes room only where it is written.
+class Zeros {
+ public:
+  explicit Zeros(size_t bytes)
+      : bytes_(bytes),
+        at_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Zeros() {
+    if (is_there()) ::munmap(at_, bytes_);
+  }
+  Zeros(const Zeros&) = delete;
+  Zeros& operator=(const Zeros&) = delete;
+  bool is_there() const { return at_ != MAP_FAILED; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(at_);
+  }
+
+ private:
+  const size_t bytes_;
+  void* const at_;
+};
+
+/// One table of one column on each rank, whose rank pools both samples: result of the rank that has the sample.
+std::string pool_pair(Channel& channel, const ops::EmbeddingA2aArgs& bags, int64_t rows, double want) {
+  float out[2] = {-1, -1};
+  ops::EmbeddingA2aArgs args = bags;
+  args.batch = 2;
+  args.placement = base::format(R"({{"tables":[{{"rows":{0},"dim":1}},{{"rows":{0},"dim":1}}],"features":[)"
+                                R"({{"table":0,"rank":0,"column":0}},{{"table":1,"rank":1,"column":1}}]}})",
+                                rows);
+  args.out = TensorView::contiguous(out, DType::fp32, {1, 2});
+  ops::run(channel, args, spec::make_schedule(op_spec(channel, args), "serial"));
+  return out[0] == want && out[1] == want ? "" : base::format("got {} and {}, wanted {}", out[0], out[1], want);
+}
+
+TEST(EmbeddingA2a, ReachesEntriesAndRowsBehind2To31) {
+  constexpr int64_t kEdge = int64_t{1} << 31, kLength = kEdge + 4, kRows = 2 * kEdge + 3;
+  const Zeros weights(static_cast<size_t>(kRows) * 4), indices(static_cast<size_t>(kLength) * 8);
+  if (!weights.is_there() || !indices.is_there()) GTEST_SKIP() << "this machine maps no memory that it may not have";
+  const int64_t near_row = kEdge - 1, far_row = 2 * kEdge + 2;
+  weights.as<float>()[near_row] = 3, weights.as<float>()[kEdge] = 5, weights.as<float>()[far_row] = 7;
+  int64_t* const entry = indices.as<int64_t>() + kEdge;
+  entry[-1] = far_row, entry[0] = near_row;                 // of sample 0
+  entry[1] = kEdge, entry[2] = kRows, entry[3] = near_row;  // of sample 1; one is outside
+  int64_t offsets[] = {kEdge - 1, kEdge + 1, kEdge + 4};
+  run_ranks(2, Mode::threads, [&](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    const ops::EmbeddingA2aArgs bags{.weights = TensorView::contiguous(weights.as<float>(), DType::fp32, {kRows}),
+                                     .indices = TensorView::contiguous(indices.as<int64_t>(), DType::i64, {kLength}),
+                                     .offsets = TensorView::contiguous(offsets, DType::i64, {3}),
+                                     .bounds = "ignore"};
+    EXPECT_EQ(pool_pair(channel, bags, kRows, channel.team().rank() == 0 ? 10 : 8), "");
+  });
+}
+
+/// Whatever the bounds, what is no bag is an empty one, and an empty one is 0 of each mode.
+TEST(EmbeddingA2a, BagsOfFallingOffsetsAreEmpty) {
+  float weights[] = {3, 5, 7};
+  run_ranks(2, Mode::threads, [&](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    for (const char* mode : {"sum", "mean", "max"})
+      for (const char* bounds : {"ignore", "clamp", "zero_row", "none"})
+        for (std::vector<int64_t> offsets : {std::vector<int64_t>{2, 1, 2}, {4, 1, 2}, {-1, 1, 2}, {1, 1, 2}}) {
+          int64_t indices[] = {0, 2, 1};  // the second bag is the 2
+          const ops::EmbeddingA2aArgs bags{.weights = TensorView::contiguous(weights, DType::fp32, {3}),
+                                           .indices = TensorView::contiguous(indices, DType::i64, {3}),
+                                           .offsets = TensorView::contiguous(offsets.data(), DType::i64, {3}),
+                                           .mode = mode,
+                                           .bounds = bounds};
+          EXPECT_EQ(pool_pair(channel, bags, 3, channel.team().rank() == 0 ? 0 : 7), "") << mode << " " << bounds;
+        }
   });
 }
 
@@ -341,7 +234,7 @@ TEST(EmbeddingA2a, RefusesArgumentsThatDoNotFit) {
   run_ranks(2, Mode::threads, [](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());
     const auto says = [&](const char* text, const std::function<void(ops::EmbeddingA2aArgs&)>& change) {
-      const std::string said = refusal(channel, [&](Call&, ops::EmbeddingA2aArgs& args) { change(args); });
+      const std::string said = refusal(channel, [&](BagCall&, ops::EmbeddingA2aArgs& args) { change(args); });
       EXPECT_NE(said.find(text), std::string::npos) << said;
     };
     says("weights has 3 elements, wanted ", [](auto& a) { a.weights.sizes[0] = 3; });
@@ -380,7 +273,7 @@ TEST(EmbeddingA2a, RefusesAPlacementThatIsNone) {
 /// Six calls of a mutant: what is wrong in the first that is.
 [[maybe_unused]] std::string run_mutant(const Schedule& schedule, const Mutation& mutation, uint64_t seed) {
   return test::run_mutant(3, mutation, seed, [&](Runtime& runtime) {
-    Call call(runtime.world().channel(StreamRef::cpu()), schedule, {}, 24);
+    BagCall call(runtime.world().channel(StreamRef::cpu()), schedule, {});
     std::string said;
     for (int64_t i = 1; i <= 6 && said.empty(); ++i) said = call.run(i);
     if (said.empty()) runtime.world().barrier();
@@ -392,7 +285,7 @@ TEST(EmbeddingA2a, EachMutantIsCaught) {
   int num_mutants = 0;
   for (const Mutation& mutation : kMutations) {
     if (mutation.drops_fences) continue;  // the executor's, the same for all operators
-    Schedule schedule = spec::make_schedule(problem(3, 24), "hetero_unfused_1d", 2);
+    Schedule schedule = spec::make_schedule(bag_problem(3, 24), "hetero_unfused_1d", 2);
     mutation.prepare(schedule);
     EXPECT_EQ(checks(schedule), "") << mutation.name;
     if (!mutation.mutate(schedule)) continue;
@@ -411,8 +304,8 @@ TEST(EmbeddingA2a, HoldsOnPathsOfTheExplorer) {
   for (const char* family : {"serial", "hetero_unfused_1d"}) {
     const ExploreReport report =
         explore({.ranks = 3, .num_seeds = 10, .max_steps = 20000}, [&](Runtime& runtime) -> Protocol {
-          const auto call = std::make_shared<Call>(runtime.world().channel(StreamRef::cpu()),
-                                                   spec::make_schedule(problem(3, 12), family, 2), Variant{}, 12);
+          const auto call = std::make_shared<BagCall>(runtime.world().channel(StreamRef::cpu()),
+                                                      spec::make_schedule(bag_problem(3, 12), family, 2), BagVariant{});
           EXPECT_EQ(call->run(1), "");
           return [call] { return call->run(2) + call->run(3); };
         });
@@ -423,7 +316,7 @@ TEST(EmbeddingA2a, HoldsOnPathsOfTheExplorer) {
 
 TEST(EmbeddingA2a, IsSimulatedAndPlanned) {
   const spec::Machine machine = spec::find_machine("h200x4");
-  const OpSpec op = problem(4, 65536);
+  const OpSpec op = bag_problem(4, 65536);
   const auto us = [&](const char* family, int degree) {
     return sim::simulate(spec::make_schedule(op, family, degree), machine).us();
   };

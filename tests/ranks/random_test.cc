@@ -3,6 +3,8 @@
 // draws its team again.
 #include <cmath>
 #include <cstdio>
+#include <functional>
+#include <memory>
 
 #include "tests/ranks/draws.h"
 #include "tests/ranks/support/seeds.h"
@@ -12,9 +14,17 @@ namespace {
 
 constexpr int kDraws = 25;
 
+/// One rank's operands of a drawn call.
+struct Prepared {
+  spec::OpSpec problem;
+  spec::Schedule schedule;
+  std::function<std::string(int64_t seed)> wrong;  // calls with the data of a seed; what is wrong then, in words
+  std::function<std::vector<char>()> bytes;        // of the result
+};
+
 struct Draw {
-  Case what;
-  bool is_exact = true;  // small integers, the same bits in any order; else normal data
+  std::string op, family, text;
+  std::function<Prepared(Channel&)> prepare;
 };
 
 /// What one seed stands for.
@@ -24,24 +34,6 @@ struct TeamDraws {
   Mode mode = Mode::threads;
   std::vector<Draw> draws;
 };
-
-Draw draw(Dice& dice, int ranks, const Families& families) {
-  Draw out;
-  out.what = draw_case(dice, ranks, families);
-  out.is_exact = !dice.one_in(4);
-  return out;
-}
-
-TeamDraws draw_team(uint64_t seed, const Families& families) {
-  Dice dice(seed);
-  TeamDraws out;
-  out.seed = seed;
-  out.ranks = static_cast<int>(dice.number(1, 8));
-  out.mode = dice.one_in(2) ? Mode::threads_adversary : Mode::threads;
-  if (dice.one_in(16) && kHasProcesses) out.mode = Mode::processes;
-  for (int i = 0; i < kDraws; ++i) out.draws.push_back(draw(dice, out.ranks, families));
-  return out;
-}
 
 /// From the formats alone: fp32 (fp64) sums in any order, each rank's part rounded to the type of the result, then
 /// the additions of the parts in that type, as a collective library may do.
@@ -55,15 +47,50 @@ double error_bound(const Case& c, int ranks, double terms) {
          smallest;
 }
 
-/// One call; what is wrong with its result, in words.
-std::string wrong(Operands& operands, const Draw& d, int ranks, int64_t seed) {
-  d.is_exact ? operands.fill(seed) : operands.fill_normal(seed);
+/// Exact data are small integers, whose sums have the same bits in any order; else they are normal.
+std::string wrong(Operands& operands, bool is_exact, int ranks, int64_t seed) {
+  is_exact ? operands.fill(seed) : operands.fill_normal(seed);
   operands.run();
-  if (d.is_exact) return operands.mismatch();
+  if (is_exact) return operands.mismatch();
   const Operands::Errors errors = operands.errors();
-  const double bound = error_bound(d.what, ranks, errors.terms);
+  const double bound = error_bound(operands.what(), ranks, errors.terms);
   if (errors.error <= bound) return "";
-  return d.what.text() + ": error " + std::to_string(errors.error) + ", wanted at most " + std::to_string(bound);
+  return operands.what().text() + ": error " + std::to_string(errors.error) + ", wanted at most " +
+         std::to_string(bound);
+}
+
+Draw draw_dense(Dice& dice, int ranks, const Families& families) {
+  const Case c = draw_case(dice, ranks, families);
+  const bool is_exact = !dice.one_in(4);
+  return {c.op, c.family, c.text(), [c, is_exact, ranks](Channel& channel) -> Prepared {
+            const auto operands = std::make_shared<Operands>(c, channel);
+            return {operands->problem(), operands->schedule(),
+                    [=](int64_t seed) { return wrong(*operands, is_exact, ranks, seed); },
+                    [=] { return operands->out().bytes(); }};
+          }};
+}
+
+Draw draw_embedding(Dice& dice, int ranks, const Families& families) {
+  const BagCase c = draw_bags(dice, ranks, families.at("embedding_a2a"));
+  return {c.op.op, c.family, c.text(), [c](Channel& channel) -> Prepared {
+            const spec::Schedule schedule = spec::make_schedule(c.op, c.family, c.degree);
+            const auto call = std::make_shared<BagCall>(channel, schedule, c.v);
+            return {c.op, schedule, [=](int64_t seed) { return call->run(seed); }, [=] { return call->bytes(); }};
+          }};
+}
+
+TeamDraws draw_team(uint64_t seed, const Families& families) {
+  Dice dice(seed);
+  TeamDraws out;
+  out.seed = seed;
+  out.ranks = static_cast<int>(dice.number(1, 8));
+  out.mode = dice.one_in(2) ? Mode::threads_adversary : Mode::threads;
+  if (dice.one_in(16) && kHasProcesses) out.mode = Mode::processes;
+  for (int i = 0; i < kDraws; ++i) {
+    const auto draw = dice.one_in(7) ? draw_embedding : draw_dense;
+    out.draws.push_back(draw(dice, out.ranks, families));
+  }
+  return out;
 }
 
 /// Two by two, so that calls of different schedules alternate; each twice on the same data, for the same bits.
@@ -71,20 +98,20 @@ void run_draws(Runtime& runtime, const TeamDraws& team) {
   Channel& channel = runtime.world().channel(StreamRef::cpu());
   const std::string again = "\nOVERLACE_TEST_SEEDS=1@" + std::to_string(team.seed) + " draws this again; draw ";
   for (size_t first = 0; first < team.draws.size(); first += 2) {
-    std::vector<Operands> pair;
+    std::vector<Prepared> pair;
     for (size_t i = first; i < std::min(first + 2, team.draws.size()); ++i) {
-      pair.emplace_back(team.draws[i].what, channel);
-      const ops::Support support = ops::supports(channel, pair.back().problem(), pair.back().schedule());
-      ASSERT_TRUE(support.ok()) << team.draws[i].what.text() << ": " << support.reason << again << i;
+      pair.push_back(team.draws[i].prepare(channel));
+      const ops::Support support = ops::supports(channel, pair.back().problem, pair.back().schedule);
+      ASSERT_TRUE(support.ok()) << team.draws[i].text << ": " << support.reason << again << i;
     }
     std::vector<std::vector<char>> before(pair.size());
     for (const bool is_second : {false, true}) {
       for (size_t i = 0; i < pair.size(); ++i) {
         const Draw& d = team.draws[first + i];
-        ASSERT_EQ(wrong(pair[i], d, team.ranks, static_cast<int64_t>(first + i)), "") << again << first + i;
-        ASSERT_TRUE(!is_second || pair[i].out().bytes() == before[i])
-            << "other bits: " << d.what.text() << again << first + i;
-        before[i] = pair[i].out().bytes();
+        ASSERT_EQ(pair[i].wrong(static_cast<int64_t>(first + i)), "") << d.text << again << first + i;
+        std::vector<char> bytes = pair[i].bytes();
+        ASSERT_TRUE(!is_second || bytes == before[i]) << "other bits: " << d.text << again << first + i;
+        before[i] = std::move(bytes);
       }
     }
   }
@@ -100,8 +127,8 @@ void print_distribution(const std::map<std::string, int>& counts, uint64_t first
 
 TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
   const Families families = families_here();
-  ASSERT_EQ(families.size(), 6u);
-  for (const auto& [op, names] : families) ASSERT_GE(names.size(), 5u) << op;
+  ASSERT_EQ(families.size(), 7u);
+  for (const auto& [op, names] : families) ASSERT_GE(names.size(), op == "embedding_a2a" ? 3u : 5u) << op;
   std::map<std::string, int> counts;
   const Seeds chosen = seeds();
   for (int i = 0; i < chosen.count && !HasFailure(); ++i) {
@@ -114,7 +141,7 @@ TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
         team.ranks, team.mode, [&](Runtime& runtime) { run_draws(runtime, team); }, options);
     ++counts["team of " + std::to_string(team.ranks)];
     ++counts[std::string("mode ") + mode_name(team.mode)];
-    for (const Draw& d : team.draws) ++counts[d.what.op + " " + d.what.family];
+    for (const Draw& d : team.draws) ++counts[d.op + " " + d.family];
   }
   print_distribution(counts, chosen.first, chosen.count);
 }
@@ -122,13 +149,14 @@ TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
 /// The long run stands on it: one seed, the same draws everywhere.
 TEST(Random, ASeedSaysEverything) {
   const Families families = {{"ag_gemm", {"library", "serial"}}, {"ag_wgrad", {"library"}}, {"gemm_rs", {"library"}},
-                             {"gemm_ar", {"library"}},           {"gemm_a2a", {"serial"}},  {"a2a_gemm", {"serial"}}};
+                             {"gemm_ar", {"library"}},           {"gemm_a2a", {"serial"}},  {"a2a_gemm", {"serial"}},
+                             {"embedding_a2a", {"serial"}}};
   const TeamDraws team = draw_team(7, families), same = draw_team(7, families), other = draw_team(8, families);
   std::string texts, others;
   for (size_t i = 0; i < kDraws; ++i) {
-    EXPECT_EQ(team.draws[i].what.text(), same.draws[i].what.text());
-    texts += team.draws[i].what.text();
-    others += other.draws[i].what.text();
+    EXPECT_EQ(team.draws[i].text, same.draws[i].text);
+    texts += team.draws[i].text;
+    others += other.draws[i].text;
   }
   EXPECT_EQ(team.ranks, same.ranks);
   EXPECT_NE(texts, others);

@@ -33,6 +33,8 @@ class ShardedEmbeddingBag(nn.Module):
         after the other. ranks: where each table lies; None: the largest first, each to the rank with least.
     mode, bounds, plan: as in overlace.ops.embedding_a2a; sparse: its gradients are sparse.
     padding_idx: of all tables, or of each, None where there is none.
+    allow_pruned: entries whose index is -1 are left out, of a mean's count, too, whatever the bounds. They are not
+        sent.
 
     Parameters are this rank's tables, under the names that nn.ModuleList([nn.EmbeddingBag(...), ...]) has: "0.weight".
     `state_dict` has those, so that the union over ranks is the state of the unsharded list; `full_state_dict()`
@@ -49,6 +51,7 @@ class ShardedEmbeddingBag(nn.Module):
         mode: str = "sum",
         padding_idx: int | Sequence[int | None] | None = None,
         bounds: str = "error",
+        allow_pruned: bool = False,
         sparse: bool = False,
         plan: str = "",
         dtype: torch.dtype | None = None,
@@ -60,7 +63,7 @@ class ShardedEmbeddingBag(nn.Module):
             for (rows, dim), padding in zip(tables, paddings, strict=True)
         )
         self._take([(rows, dim) for rows, dim in tables], bags, group, ranks)
-        self.mode, self.bounds, self.sparse, self.plan = mode, bounds, sparse, plan
+        self.mode, self.bounds, self.allow_pruned, self.sparse, self.plan = mode, bounds, allow_pruned, sparse, plan
 
     @classmethod
     def from_modules(
@@ -70,6 +73,7 @@ class ShardedEmbeddingBag(nn.Module):
         group: object = None,
         ranks: Sequence[int] | None = None,
         bounds: str = "error",
+        allow_pruned: bool = False,
         plan: str = "",
     ) -> ShardedEmbeddingBag:
         """Takes this rank's tables of modules that all ranks hold alike, a copy; they must have one mode and dtype."""
@@ -79,7 +83,8 @@ class ShardedEmbeddingBag(nn.Module):
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer._take([(bag.num_embeddings, bag.embedding_dim) for bag in bags], bags, group, ranks)
-        layer.mode, layer.sparse, layer.bounds, layer.plan = bags[0].mode, bags[0].sparse, bounds, plan
+        layer.mode, layer.sparse = bags[0].mode, bags[0].sparse
+        layer.bounds, layer.allow_pruned, layer.plan = bounds, allow_pruned, plan
         return layer
 
     def _take(
@@ -194,7 +199,9 @@ class ShardedEmbeddingBag(nn.Module):
         for an index outside its table, with rank, table, bag, position, value and rows.
         """
         try:
-            bags = self._checked(indices, offsets, lengths, per_sample_weights)
+            bags, factors = self._checked(indices, offsets, lengths, per_sample_weights), per_sample_weights
+            if self.allow_pruned:
+                indices, bags, factors = _without_pruned(indices, bags, factors)
             why = None
         except InvalidArgument as error:
             bags, why = indices.new_zeros(len(self.shapes), 0, dtype=torch.int64), error
@@ -213,7 +220,6 @@ class ShardedEmbeddingBag(nn.Module):
         place, own = _by_table(came, rows, held[self.rank])
         received = entries[self.rank]
         took = self._send(_reordered(indices, counts, self._order), sent, received)[place]
-        factors = per_sample_weights
         if factors is not None:
             factors = self._send(_reordered(factors, counts, self._order), sent, received)[place]
         return ops.embedding_a2a(
@@ -280,7 +286,8 @@ class ShardedEmbeddingBag(nn.Module):
     def _check_indices(self, indices: torch.Tensor, bags: torch.Tensor) -> None:
         rows_of_tables = torch.tensor([rows for rows, _ in self.shapes], device=bags.device)
         limit = torch.repeat_interleave(rows_of_tables, bags.sum(1))
-        bad = ((indices < 0) | (indices >= limit)).nonzero()
+        least = -1 if self.allow_pruned else 0
+        bad = ((indices < least) | (indices >= limit)).nonzero()
         if len(bad) == 0:
             return
         at = int(bad[0])
@@ -289,11 +296,19 @@ class ShardedEmbeddingBag(nn.Module):
         position, rows = at - int(bags.reshape(-1)[:bag].sum()), self.shapes[table][0]
         raise InvalidArgument(
             f"{_NAME}: rank {self.rank}, table {table}, bag {sample}, position {position}: index is "
-            f"{int(indices[at])}, wanted 0 to {rows - 1}: the table has {rows} rows"
+            f"{int(indices[at])}, wanted {least} to {rows - 1}: the table has {rows} rows"
         )
 
     def extra_repr(self) -> str:
         return f"tables={self.shapes}, ranks={self.owners}, mode='{self.mode}', group='{self.group_name}'"
+
+
+def _without_pruned(indices: torch.Tensor, bags: torch.Tensor, factors: torch.Tensor | None):
+    """Entries whose index is not -1, the lengths of the bags without them, and their factors."""
+    kept = indices != -1
+    bag_of = torch.repeat_interleave(bags.reshape(-1))
+    lengths = torch.zeros_like(bags.reshape(-1)).index_add(0, bag_of, kept.long()).view_as(bags)
+    return indices[kept], lengths, None if factors is None else factors[kept]
 
 
 def _reordered(entries: torch.Tensor, counts: list[int], order: list[int]) -> torch.Tensor:

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "src/base/status.h"
+#include "src/spec/machine.h"
 
 namespace overlace::study {
 
@@ -19,7 +20,6 @@ struct DlrmModel {
 struct DlrmMachine {
   double hbm_GBps = 1200;
   double backward_gather = 1.5;  // of the forward one
-  double fused_loss = 1.03;      // of the longer of gather and all-to-all
   double tflops = 181;
   double kernel_us = 2;
   double all_reduce_GBps = 50;
@@ -35,8 +35,23 @@ struct DlrmTime {
   double gain() const { return 1 - fused_us / unfused_us; }
 };
 
-/// Errc::invalid_argument for sizes or rates that are not positive.
-base::Result<DlrmTime> dlrm_step(const DlrmModel& model, const DlrmMachine& machine);
+/// Pooling and its exchange, forward.
+struct DlrmExchange {
+  double gather_us = 0, all_to_all_us = 0;  // each alone
+  double serial_us = 0;                     // one after the other
+  double fused_loss = 1;                    // of the longer of both, fused
+};
+
+/// By the rates of the machine; a fused exchange takes 1.03 of the longer of both. Errc::invalid_argument for sizes or
+/// rates that are not positive.
+base::Result<DlrmExchange> dlrm_assumed(const DlrmModel& model, const DlrmMachine& machine);
+/// By schedules of embedding_a2a, simulated: pooling alone, exchange alone, `serial`, and the fastest family that cuts
+/// the batch, in one or two chunks. GPUs are those of `gpu`, but each sends and receives at machine.all_to_all_GBps.
+base::Result<DlrmExchange> dlrm_simulated(const DlrmModel& model, const DlrmMachine& machine, const spec::Machine& gpu);
+
+/// The rest is by the rates of the machine. Backward there is no schedule: a fused exchange loses what it loses
+/// forward.
+base::Result<DlrmTime> dlrm_step(const DlrmModel& model, const DlrmMachine& machine, const DlrmExchange& forward);
 
 struct DlrmBand {
   double least_forward = 1, most_forward = 0, least = 1, most = 0;  // gains, as shares

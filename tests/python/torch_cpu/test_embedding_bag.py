@@ -135,6 +135,46 @@ def test_state(size):
     run_ranks(size, check_state)
 
 
+def check_pruned(group):
+    """As if entries of -1 were not there: results, gradients of factors; in and beside bounds that look at indices."""
+    from overlace.nn import ShardedEmbeddingBag
+
+    rank = group.rank()
+    model = unsharded("sum", torch.float64)
+    indices, lengths, factors = bags_of(rank, 1)
+    kept = torch.arange(len(indices)) % 3 != rank
+    ends = lengths.reshape(-1).cumsum(0)
+    left = torch.stack([part.sum() for part in kept.tensor_split(ends)[:-1]]).view_as(lengths)
+    assert 0 < int(left.sum()) < len(indices)
+    pruned = torch.where(kept, indices, -1)
+    for mode in ("sum", "mean", "max"):
+        for bounds in ("error", "clamp", "zero_row"):
+            layer = ShardedEmbeddingBag(
+                TABLES, group=group, mode=mode, padding_idx=PADDINGS, bounds=bounds, allow_pruned=True
+            ).double()
+            layer.load_state_dict(model.state_dict())
+            given, own = (factors.clone().requires_grad_() if mode == "sum" else None for _ in range(2))
+            got = layer(pruned, lengths=lengths, per_sample_weights=given)
+            plain = factors[kept] if own is None else own[kept]
+            want = whole(model, indices[kept], left, plain, mode)
+            torch.testing.assert_close(got, want)
+            got.square().sum().backward()
+            if own is not None:
+                torch.testing.assert_close(given.grad, torch.autograd.grad(want.square().sum(), own)[0])
+                assert not given.grad[~kept].any()
+    strict = ShardedEmbeddingBag(TABLES, group=group)
+    with pytest.raises(overlace.InvalidArgument, match="index is -1, wanted 0 to"):
+        strict(pruned, lengths=lengths)
+    loose = ShardedEmbeddingBag(TABLES, group=group, allow_pruned=True)
+    with pytest.raises(overlace.InvalidArgument, match="index is -2, wanted -1 to"):
+        loose(torch.where(kept, indices, -2), lengths=lengths)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_pruned_entries_are_left_out(size):
+    run_ranks(size, check_pruned)
+
+
 def check_memory(group):
     """Tables are drawn one after the other; what is another rank's does not stay."""
     from overlace.nn import ShardedEmbeddingBag

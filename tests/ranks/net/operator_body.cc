@@ -1,6 +1,7 @@
 // Operators over ranks on several hosts.
 #include "src/base/format.h"
 #include "src/runtime/hash.h"
+#include "tests/ranks/embedding_case.h"
 #include "tests/ranks/net/body.h"
 #include "tests/ranks/ops_cases.h"
 #include "tests/unit/spec/operators.h"
@@ -33,13 +34,15 @@ TEST(Operator, Bits) {
   Channel& channel = runtime.world().channel(StreamRef::cpu());
   std::string lines;
   const int ranks = runtime.world().size();
+  const auto add_line = [&](const std::string& what, const std::vector<char>& bytes) {
+    lines += base::format("bits {} rank {} {:016x}\n", what, runtime.world().rank(),
+                          runtime::hash_text({bytes.data(), bytes.size()}));
+  };
   const auto add = [&](const Case& c) {
     Operands operands(c, channel);
     operands.fill_normal(7);
     operands.run();
-    const std::vector<char> bytes = operands.out().bytes();
-    lines += base::format("bits {} {}{} rank {} {:016x}\n", c.op, c.family, c.cols ? " cols" : "",
-                          runtime.world().rank(), runtime::hash_text({bytes.data(), bytes.size()}));
+    add_line(base::format("{} {}{}", c.op, c.family, c.cols ? " cols" : ""), operands.out().bytes());
   };
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm"}) {
     for (const std::string& family : spec::families(op)) {
@@ -52,6 +55,14 @@ TEST(Operator, Bits) {
       exchange_columns(&c, ranks, 5);  // three blocks
       add(c);
     }
+  }
+  const BagVariant means{.mode = "mean", .dtype = DType::bf16, .out_dtype = DType::bf16};  // which are rounded
+  for (const std::string& family : spec::families("embedding_a2a")) {
+    const spec::Schedule schedule = spec::make_schedule(bag_problem(ranks, 37, means), family, 2);
+    if (!spec::gives_result(schedule)) continue;
+    BagCall call(channel, schedule, means);
+    EXPECT_EQ(call.run(7), "") << family;
+    add_line("embedding_a2a " + family, call.bytes());
   }
   runtime.close();
   print_to_log(lines);

@@ -75,6 +75,17 @@ TEST(SimGraphCommand, BandAndOneStep) {
   words.tables = 4;
   const base::Json step = printed_rows([&] { return sim_graph_dlrm(words); });
   EXPECT_EQ(step.as_array().at(0).find("tables")->as_int(), 4);
+  EXPECT_EQ(step.as_array()[0].find("exchange")->as_string(), "assumed");
+  words.local_batch = 256;
+  words.machine = "h200x2";
+  const base::Json both = printed_rows([&] { return sim_graph_dlrm(words); });
+  ASSERT_EQ(both.as_array().size(), 2U);
+  EXPECT_EQ(both.as_array()[1].find("exchange")->as_string(), "simulated");
+  EXPECT_NE(both.as_array()[1].find("gather_us")->as_double(), both.as_array()[0].find("gather_us")->as_double());
+  EXPECT_EQ(both.as_array()[1].find("mlp_us")->as_double(), both.as_array()[0].find("mlp_us")->as_double());
+  words.tables = words.local_batch = 0;
+  EXPECT_THROW(sim_graph_dlrm(words), InvalidArgument);  // a machine for a band
+  words.machine = "";
   words.tables = -1;
   EXPECT_THROW(sim_graph_dlrm(words), InvalidArgument);
 }

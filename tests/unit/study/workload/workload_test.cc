@@ -55,7 +55,7 @@ TEST(Dlrm, StepIsTheClosedForm) {
   DlrmModel model;
   model.tables = 2;
   const DlrmMachine rates;
-  const DlrmTime time = dlrm_step(model, rates).value();
+  const DlrmTime time = dlrm_step(model, rates, dlrm_assumed(model, rates).value()).value();
   const double pooled = 2.0 * 128 * 256 * 92 * 4;
   EXPECT_DOUBLE_EQ(time.gather_us, pooled * 70 / 1.2e6);
   EXPECT_DOUBLE_EQ(time.all_to_all_us, pooled / 50e3);
@@ -67,7 +67,7 @@ TEST(Dlrm, StepIsTheClosedForm) {
 TEST(Dlrm, FusingNeverLoses) {
   DlrmMachine fast;
   fast.all_to_all_GBps = 1e7;  // nothing to hide: the loss of fusing would be all there is
-  EXPECT_GE(dlrm_step({}, fast)->gain(), 0);
+  EXPECT_GE(dlrm_step({}, fast, dlrm_assumed({}, fast).value())->gain(), 0);
   EXPECT_GE(dlrm_band(fast)->least, 0);
 }
 
@@ -77,7 +77,37 @@ TEST(Dlrm, NetworksAndBadValues) {
   EXPECT_EQ(dlrm_all_to_all_GBps("star").status().message(), "dlrm: network is star, wanted torus, ring or rail");
   DlrmModel model;
   model.tables = 0;
-  EXPECT_EQ(dlrm_step(model, {}).status().code(), Errc::invalid_argument);
+  EXPECT_EQ(dlrm_step(model, {}, {}).status().code(), Errc::invalid_argument);
+  EXPECT_EQ(dlrm_assumed(model, {}).status().code(), Errc::invalid_argument);
+  EXPECT_EQ(dlrm_simulated(model, {}, spec::Machine{}).status().code(), Errc::invalid_argument);
+  model = {.element_bytes = 8};
+  EXPECT_EQ(dlrm_simulated(model, {}, spec::Machine{}).status().message(),
+            "dlrm: elements have 8 bytes, wanted 2 or 4");
+}
+
+TEST(Dlrm, SchedulesTakeTheGpuAndTheNetwork) {
+  const spec::Machine gpu = spec::find_machine("h200x4");
+  DlrmModel model{.gpus = 8, .tables = 4, .local_batch = 1024};
+  const double pooled = 4.0 * 8 * 1024 * 92 * 4, sent = pooled * 7 / 8;
+  DlrmMachine slow;
+  slow.all_to_all_GBps = 1;  // the exchange is nearly all there is, and pooling hides behind it
+  const DlrmExchange far = dlrm_simulated(model, slow, gpu).value();
+  EXPECT_NEAR(far.all_to_all_us, sent / 1e3, 0.1 * sent / 1e3);
+  EXPECT_NEAR(far.serial_us, far.gather_us + far.all_to_all_us, 0.1 * far.serial_us);
+  EXPECT_LT(far.fused_loss * far.all_to_all_us, 0.99 * far.serial_us);
+  const double read_us = 71 * pooled / (gpu.memory.reduce_GBps.value * 1e3);  // rows of 70 entries, and the sums
+  EXPECT_GE(far.gather_us, 0.9 * read_us);
+  spec::Machine other = gpu;
+  other.memory.reduce_GBps.value *= 0.5;
+  other.memory.reduce_us = {};
+  DlrmMachine fast;
+  fast.all_to_all_GBps = 300;
+  const DlrmExchange near = dlrm_simulated(model, fast, other).value();
+  EXPECT_LT(near.all_to_all_us, 0.1 * far.all_to_all_us);
+  EXPECT_GT(near.gather_us, 1.9 * read_us);
+  const DlrmTime time = dlrm_step(model, fast, near).value();
+  EXPECT_DOUBLE_EQ(time.gather_us, near.gather_us);
+  EXPECT_LT(time.forward_fused_us, time.unfused_us);
 }
 
 TEST(Curve, PartsAndTiers) {
