@@ -49,6 +49,9 @@ struct PlanOffloadWords;
 /// What `overlace plan offload` and `overlace sim graph offload` have in common.
 void add_offload_words(CLI::App* parser, PlanOffloadWords* words);
 
+/// What machine_of takes.
+inline constexpr const char* kMachineWords = "A shipped machine or FILE.json (default: H200s, by the number of ranks)";
+
 /// CLI11 takes what it can of a number that is too large; this does not.
 template <class Number>
 std::string number_error(const std::string& text) {

@@ -9,12 +9,14 @@
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
+#include "src/context/machine.h"
 #include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
 
+constexpr int kUsualRanks = 4;  // without a machine and a number
 // Any larger number is a slip of the keyboard; operations and tiles of these fit into 64 and 32 bits.
 constexpr int64_t kMaxRows = int64_t{1} << 24, kMaxWidth = int64_t{1} << 19;
 
@@ -116,6 +118,13 @@ spec::Exchange exchange_of(const std::string& name) {
     if (name == spec::name_of(e)) return e;
   }
   throw_error(Errc::invalid_argument, "--exchange is " + name + ", wanted rows or cols");
+}
+
+spec::Machine machine_of(const std::string& name, int ranks) {
+  if (!name.empty()) return spec::find_machine(name);
+  return context::find_machine({.is_gpu = true, .device = "NVIDIA H200", .ranks = ranks == 0 ? kUsualRanks : ranks}, {})
+      .value()
+      .machine;
 }
 
 double share_of_priors(const spec::Machine& machine) {

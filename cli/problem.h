@@ -28,6 +28,9 @@ spec::Exchange exchange_of(const std::string& name);
 /// "8GiB", "512MiB", "1000000": bytes. Throws InvalidArgument with the option. 0 where it may be none.
 int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none = false);
 
+/// A shipped machine or FILE.json; "": the H200s that `auto` on as many ranks goes by, 0 for 4. Throws InvalidArgument.
+spec::Machine machine_of(const std::string& name, int ranks);
+
 /// The share of a machine's numbers that were measured elsewhere or assumed.
 double share_of_priors(const spec::Machine& machine);
 

@@ -55,8 +55,7 @@ Command add_planner(CLI::App& app, const char* name, const char* what, bool expl
   plan->add_option("--blocks", words->blocks, "Columns that travel with cols, in blocks: 4096,1024,1024");
   add_fields(plan, &words->fields);
   plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
-  plan->add_option("--machine", words->machine,
-                   "A shipped machine or FILE.json (default: H200s, by the number of ranks)");
+  plan->add_option("--machine", words->machine, kMachineWords);
   plan->add_option("--tier", words->tier, "rule, recurrence, simulation or probe")->capture_default_str();
   plan->add_flag("--paper-rule", words->paper_rule, "FiCCO's choice beside ours");
   plan->add_option("--check", words->check, "Check the schedule in FILE.json and plan nothing");

@@ -16,7 +16,6 @@
 #include "src/base/format.h"
 #include "src/base/json.h"
 #include "src/base/status.h"
-#include "src/context/machine.h"
 #include "src/plan/recurrence.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/operators.h"
@@ -30,7 +29,7 @@ using plan::Candidate;
 
 constexpr size_t kShown = 12;  // alternatives of a table
 constexpr int kTimelineColumns = 72;
-constexpr int kMaxRanks = 64, kUsualRanks = 4;
+constexpr int kMaxRanks = 64;
 
 plan::Tier tier_of(const std::string& name) {
   using plan::Tier;
@@ -187,15 +186,8 @@ std::string paper_text(const spec::OpSpec& op, const plan::Plan& plan, const spe
   return ours.ok() ? out + base::format("; ours {:.1f} us\n", ours->us) : out + "\n";
 }
 
-/// The machine that was named, else the one that `auto` on as many H200 goes by.
-spec::Machine machine_of(const PlanWords& words) {
-  if (!words.machine.empty()) return spec::find_machine(words.machine);
-  const int ranks = words.ranks == 0 ? kUsualRanks : words.ranks;
-  return context::find_machine({.is_gpu = true, .device = "NVIDIA H200", .ranks = ranks}, {}).value().machine;
-}
-
 int plan(const PlanWords& words) {
-  const spec::Machine machine = machine_of(words);
+  const spec::Machine machine = machine_of(words.machine, words.ranks);
   if (!words.check.empty()) return check_schedule(words.check, machine);
   spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
   set_fields(&op, words.fields);

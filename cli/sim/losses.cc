@@ -194,7 +194,7 @@ int sim_characterise(const LossWords& words) {
   if (!words.plot.empty() && !is_html && !words.plot.ends_with(".svg"))
     refuse(base::format("--plot is {}, wanted a name that ends in .svg or .html", words.plot));
   const std::vector<int64_t> degrees = numbers_of("--degrees", words.degrees, kMostDegree);
-  const spec::Machine machine = spec::find_machine(words.machine);
+  const spec::Machine machine = machine_of(words.machine, words.ranks);
   if (!machine.has_costs())
     throw_error(Errc::not_supported,
                 base::format("sim: machine {} has limits only, wanted costs of gemm, copy and link", machine.name));

@@ -9,7 +9,8 @@
 namespace overlace::cli {
 
 struct LossWords {
-  std::string op{spec::kAgGemm.name}, dtype = "bf16", machine = "h200x4", degrees = "1,2,4,8,16";
+  std::string op{spec::kAgGemm.name}, dtype = "bf16", degrees = "1,2,4,8,16";
+  std::string machine;  // as machine_of takes it
   int64_t m = 0, n = 0, k = 0;
   int ranks = 0;           // 0: the machine's own
   std::string json, plot;  // plot: .svg or .html

@@ -39,7 +39,7 @@ CLI::App* add_schedules(CLI::App& app, SimWords* words) {
     one->add_option("--dtype", words->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
     add_fields(one, &words->fields);
     one->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
-    one->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
+    one->add_option("--machine", words->machine, kMachineWords);
     one->add_option("--calls", words->calls, "Calls in a row; their later half is timed")->capture_default_str();
     one->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
     for (const char* option : {"--m", "--n", "--k", "--ranks", "--calls"})
@@ -209,7 +209,7 @@ void add_characterise(CLI::App& sim, LossWords* w) {
   losses->add_option("--k", w->k, "Depth, of one rank in gemm_rs and gemm_ar")->required();
   losses->add_option("-n,--ranks", w->ranks, "Ranks (default: the machine's)");
   losses->add_option("--degrees", w->degrees, "Parts of a shard")->capture_default_str();
-  losses->add_option("--machine", w->machine, "A shipped machine or FILE.json")->capture_default_str();
+  losses->add_option("--machine", w->machine, kMachineWords);
   losses->add_option("--dtype", w->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
   losses->add_option("--plot", w->plot, "Both losses over the parts: .svg or .html");
   losses->add_option("--json", w->json, "Write the result as JSON to this file; - is stdout");
@@ -226,7 +226,8 @@ void add_sweep_and_check(CLI::App& sim, SimModelWords* words) {
   sweep->add_option("-n,--ranks", w->ranks, "Ranks (default: the machine's)");
   sweep->add_option("--families", w->families, "all, or a list")->capture_default_str();
   sweep->add_option("--degrees", w->degrees, "Chunks per shard; the fastest counts")->capture_default_str();
-  sweep->add_option("--machines", w->machines, "Shipped machines or FILE.json")->capture_default_str();
+  sweep->add_option("--machines", w->machines,
+                    "Shipped machines or FILE.json (default: H200s, by the number of ranks)");
   sweep->add_option("--dtype", w->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
   add_fields(sweep, &w->fields);
   sweep->add_option("--calls", w->calls, "Calls in a row; their later half is timed")

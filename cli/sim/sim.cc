@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "cli/problem.h"
@@ -27,19 +29,33 @@ namespace {
 
 using base::Json;
 
-spec::Schedule schedule_of(const SimWords& words, const spec::Machine& machine) {
+/// 0: it does not say.
+int ranks_of(const spec::Schedule& schedule) {
+  const auto found = schedule.params.find("G");
+  const auto* ranks = found == schedule.params.end() ? nullptr : std::get_if<int64_t>(&found->second);
+  return ranks == nullptr ? 0 : static_cast<int>(std::clamp<int64_t>(*ranks, 0, kMostSimulatedRanks));
+}
+
+struct Scheduled {
+  spec::Machine machine;
+  spec::Schedule schedule;
+};
+
+Scheduled schedule_of(const SimWords& words) {
   if (words.schedule.empty()) {
+    spec::Machine machine = machine_of(words.machine, words.ranks);
     spec::OpSpec op =
         op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMostSimulatedRanks);
     set_fields(&op, words.fields);
-    return spec::make_schedule(op, words.family, words.degree);
+    return {std::move(machine), spec::make_schedule(op, words.family, words.degree)};
   }
   base::Result<std::string> text = base::read_file(words.schedule);
   text.status().or_throw();
   spec::Schedule schedule = spec::Schedule::from_json(*text);
+  spec::Machine machine = machine_of(words.machine, ranks_of(schedule));
   const spec::CheckReport report = check_report(schedule, machine);
   if (!report.ok()) throw_error(Errc::bad_schedule, words.schedule + ": " + report.to_string());
-  return schedule;
+  return {std::move(machine), std::move(schedule)};
 }
 
 struct Times {
@@ -77,8 +93,7 @@ int sim_run(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
   if (words.seeds < 0 || words.seeds > 10000) refuse(base::format("--seeds is {}, wanted 0 to 10000", words.seeds));
   if (!words.trace.empty()) check_timeline_name(words.trace).or_throw();
-  const spec::Machine machine = spec::find_machine(words.machine);
-  const spec::Schedule schedule = schedule_of(words, machine);
+  const auto [machine, schedule] = schedule_of(words);
   const Times times = simulate_all(schedule, machine, words);
   const sim::SimResult& r = times.first;
   if (!words.trace.empty()) {
@@ -166,7 +181,7 @@ base::Status check_runs_on(const spec::Machine& machine, const spec::Schedule& s
 
 int sim_compare(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
-  const spec::Machine machine = spec::find_machine(words.machine);
+  const spec::Machine machine = machine_of(words.machine, words.ranks);
   spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMostSimulatedRanks);
   set_fields(&op, words.fields);
   if (spec::families(op.op).empty()) refuse(base::format("operator is {}, wanted {}", op.op, spec::operator_names()));

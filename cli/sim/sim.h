@@ -20,8 +20,8 @@ inline constexpr int64_t kMostDegree = 1024;  // of make_schedule
 
 struct SimWords {
   std::string schedule;  // FILE.json; else family of op
-  std::string op{spec::kAgGemm.name}, family{spec::first_by_rule(spec::kAgGemm)->name}, dtype = "bf16",
-                                                                                        machine = "h200x4";
+  std::string op{spec::kAgGemm.name}, family{spec::first_by_rule(spec::kAgGemm)->name}, dtype = "bf16";
+  std::string machine;  // as machine_of takes it
   int64_t m = 0, n = 0, k = 0;
   int ranks = 0;  // 0: the machine's own
   int degree = 1, seeds = 0, calls = 1;

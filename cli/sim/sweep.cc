@@ -106,22 +106,23 @@ std::vector<SweepRow> sweep(const SweepWords& words) {
   const std::vector<int64_t> ms = numbers_of("--m", words.m), ns = numbers_of("--n", words.n),
                              ks = numbers_of("--k", words.k),
                              degrees = numbers_of("--degrees", words.degrees, kMostDegree);
-  const std::vector<std::string> machines = words_of(words.machines);
+  const std::vector<std::string> machines =
+      words.machines.empty() ? std::vector<std::string>{""} : words_of(words.machines);
   std::vector<SweepRow> rows;
   size_t count = 0;
   for (const std::string& name : machines) {
-    const spec::Machine machine = spec::find_machine(name);
-    std::vector<int64_t> teams = {machine.ranks};
+    std::vector<int64_t> teams = {machine_of(name, 0).ranks};
     if (!words.ranks.empty()) teams = numbers_of("--ranks", words.ranks);
     count += teams.size() * ms.size() * ns.size() * ks.size() * families.size() * degrees.size();
     if (count > kMostSimulations)
       refuse_sweep(base::format("sim sweep: {} simulations, wanted at most {}", count, kMostSimulations));
-    for (const int64_t ranks : teams)
+    for (const int64_t ranks : teams) {
+      if (ranks > kMostSimulatedRanks)
+        refuse_sweep(base::format("--ranks has {}, wanted at most {}", ranks, kMostSimulatedRanks));
+      const spec::Machine machine = machine_of(name, static_cast<int>(ranks));
       for (const int64_t n : ns)
         for (const int64_t k : ks)
           for (const int64_t m : ms) {
-            if (ranks > kMostSimulatedRanks)
-              refuse_sweep(base::format("--ranks has {}, wanted at most {}", ranks, kMostSimulatedRanks));
             const Point point{machine.name, ranks, m, n, k};
             spec::OpSpec op =
                 op_of(words.op, m, n, k, static_cast<int>(ranks), words.dtype, machine, kMostSimulatedRanks);
@@ -132,6 +133,7 @@ std::vector<SweepRow> sweep(const SweepWords& words) {
               rows.back().library_us = library_us;
             }
           }
+    }
   }
   return rows;
 }

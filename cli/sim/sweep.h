@@ -11,7 +11,8 @@ namespace overlace::cli {
 /// Lists: values between commas.
 struct SweepWords {
   std::string op{spec::kAgGemm.name}, m, n, k;
-  std::string ranks, families = "all", degrees = "1,2,4,8", machines = "h200x4", dtype = "bf16";
+  std::string ranks, families = "all", degrees = "1,2,4,8", dtype = "bf16";
+  std::string machines;  // none: one for each number of ranks, as machine_of takes it
   int calls = 1;
   std::string json, plot;  // plot: .svg or .html
   std::vector<std::string> fields;

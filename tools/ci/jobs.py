@@ -348,19 +348,21 @@ def python_tests(name: str, tests: Path, timeout_s: float, more: dict[str, str] 
     yield from cases_of(name, run(words, timeout_s, env), report)
 
 
-def mypy() -> Case:
-    """The package's types, and what programs write of them, with torch as the tests have it."""
+def types() -> Cases:
+    """The package's types, and what programs write of them, with torch as the tests have it: by mypy and by pyright."""
     try:
         lint, tests = python_env.environment("lint", ["lint.txt"]), python_env.environment("test", ["test.txt"])
     except python_env.Unavailable as why:
-        return Case("mypy", SKIPPED, str(why))
-    return step("mypy", run([str(lint), "-m", "mypy", "--python-executable", str(tests)], 600))
+        yield Case("types", SKIPPED, str(why))
+        return
+    yield step("mypy", run([str(lint), "-m", "mypy", "--python-executable", str(tests)], 600))
+    yield step("pyright", run([str(lint.with_name("basedpyright")), "--pythonpath", str(tests)], 600))
 
 
 def job_python() -> Cases:
     """tests/python: the C API by ctypes; the operators of PyTorch over gloo; PyTorch and transformers as oracles;
-    mypy."""
-    yield mypy()
+    types."""
+    yield from types()
     yield from python_tests("python", ROOT / "tests" / "python", 1500)
 
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from overlace import ops
+from overlace._engines import COLLECTIVES, Collective
 from overlace.context import context_of, group_name
 from overlace.errors import InvalidArgument
 from overlace.planning import plan as plan_of
@@ -31,15 +32,7 @@ _NAME = "overlace.compat.engines.enable"
 # The classes of layers of vLLM and SGLang that hold a collective, by name.
 KINDS = ("ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear")
 _WHENS = ("gain", "always")
-# By the name of the engine's operator: what it and a product are together, and the arguments that say so.
-_GATHER = {"vllm::all_gather": "tensor"}
-_REDUCE = {
-    "vllm::all_reduce": (ops.gemm_ar, "tensor"),
-    "vllm::reduce_scatter": (ops.gemm_rs, "tensor"),
-    "sglang::outplace_all_reduce": (ops.gemm_ar, "tensor"),
-    "sglang::inplace_all_reduce": (ops.gemm_ar, "tensor"),
-    "sglang::reg_reduce_scatter_tensor": (ops.gemm_rs, "input"),
-}
+_BEHIND_PRODUCTS = {"sum": ops.gemm_ar, "scatter": ops.gemm_rs}  # what a collective and the product before it are
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _ASKS = {"empty", "dim", "size", "stride", "numel", "nelement", "element_size", "is_contiguous", "is_floating_point"}
 
@@ -156,12 +149,13 @@ class _Fusing(TorchFunctionMode):
         if func is nn.functional.linear:
             return self._linear(*args, **kwargs)
         schema = _schema_of(func)
-        if schema is not None and schema.name in _REDUCE:
-            return self._reduce(func, schema, args, kwargs)
+        known = None if schema is None else COLLECTIVES.get(schema.name)
+        if known is not None and known.does in _BEHIND_PRODUCTS:
+            return self._reduce(func, schema, known, args, kwargs)
         self.settle()
         args, kwargs = _settled((args, kwargs))
-        if schema is not None and schema.name in _GATHER:
-            return self._gather(func, schema, args, kwargs)
+        if known is not None and not known.output:
+            return self._gather(func, schema, known, args, kwargs)
         return func(*args, **kwargs)
 
     def _linear(self, input: Any, weight: Any, bias: Any = None) -> Any:
@@ -180,38 +174,40 @@ class _Fusing(TorchFunctionMode):
         self.later = _Later.of(lambda: nn.functional.linear(input, weight), input, weight, sizes)
         return self.later
 
-    def _reduce(self, func: Any, schema: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _reduce(self, func: Any, schema: Any, known: Collective, args: tuple, kwargs: dict[str, Any]) -> Any:
         given = _by_name(schema, args, kwargs)
-        op, key = _REDUCE[schema.name]
         before, self.later = self.later, None
-        is_open = before is not None and given[key] is before and before.value is None
+        is_open = before is not None and given[known.sent] is before and before.value is None
         if before is not None and is_open and before.weight is not None and given.get("dim", 0) in (0, -before.dim()):
-            made = self.adapter._call(op, before.given, before.weight, given["group_name"])
+            made = self.adapter._call(_BEHIND_PRODUCTS[known.does], before.given, before.weight, given["group_name"])
             if made is not None:
-                return self._given_back(schema, given, before, made)
+                return _given_back(schema, known, given, before, made)
         if before is not None:
             before.settle()
         args, kwargs = _settled((args, kwargs))
         return func(*args, **kwargs)
 
-    def _given_back(self, schema: Any, given: Mapping[str, Any], before: _Later, made: torch.Tensor) -> Any:
-        """As the engine's operator gives it: a result, in the tensor for it, or in place of what it was given."""
-        if schema.returns:
-            return made
-        if "output" in given:
-            given["output"].copy_(made)
-        else:
-            before.value = made
-        return None
-
-    def _gather(self, func: Any, schema: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _gather(self, func: Any, schema: Any, known: Collective, args: tuple, kwargs: dict[str, Any]) -> Any:
         given = _by_name(schema, args, kwargs)
-        shard, group = given[_GATHER[schema.name]], given["group_name"]
+        shard, group = given[known.sent], given["group_name"]
         if not _is_plain(shard) or shard.dim() != 2 or given["dim"] not in (0, -2) or group not in self.adapter._names:
             return func(*args, **kwargs)
         sizes = [shard.shape[0] * given["world_size"], shard.shape[1]]
         self.later = _Later.of(lambda: func(*args, **kwargs), shard, None, sizes, group)
         return self.later
+
+
+def _given_back(
+    schema: Any, known: Collective, given: Mapping[str, Any], before: _Later, made: torch.Tensor
+) -> torch.Tensor | None:
+    """As the engine's operator gives it: a result, in the tensor for it, or in place of what it was given."""
+    if schema.returns:
+        return made
+    if known.output:
+        given[known.output].copy_(made)
+    else:
+        before.value = made
+    return None
 
 
 def _is_plain(tensor: Any) -> bool:

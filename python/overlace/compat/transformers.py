@@ -15,7 +15,8 @@ import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.activations import ACT2FN
-from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+from transformers.distributed.tensor_parallel import RowwiseParallel
 
 from overlace import ops
 from overlace.context import init, open_contexts
@@ -25,6 +26,7 @@ try:
     from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 except ImportError:  # of an older version
     EPImplementation, EPImplementationInterface = object, None  # type: ignore[assignment,misc]
+_Experts: Any = EPImplementation
 
 _NAME = "overlace.compat.transformers"
 __all__ = ["OverlaceExpertParallel", "OverlaceRowwiseParallel", "disable", "enable", "register"]
@@ -97,7 +99,7 @@ def _activation_of(experts: nn.Module) -> str:
     return _ACTIVATIONS[activation]
 
 
-class OverlaceExpertParallel(EPImplementation):
+class OverlaceExpertParallel(_Experts):
     """The experts of one layer by one `overlace.ops.moe`. The expert group's team is made where it has none."""
 
     def __init__(self, experts: nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:

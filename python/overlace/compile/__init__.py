@@ -182,9 +182,8 @@ def aot_eager(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
     The pass is that of `enable`, or one with its defaults. Graphs are the same as those that Inductor would get, but
     for its decompositions.
     """
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     enabled = config.post_grad_custom_pre_pass
     own = enabled if isinstance(enabled, Pass) else Pass()

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
-from overlace.compile.match import WAIT, Left, aten, c10d, hint, shape_of
+from overlace._engines import COLLECTIVES, Collective
+from overlace.compile.match import WAIT, Left, args_of, aten, c10d, hint, shape_of
 
 # torch's collective, its arguments without the group, and the engine's name of the group.
 _Form = tuple[torch._ops.OpOverload, tuple, str]
-
-
-def _all_reduce(given: Mapping[str, Any]) -> _Form:
-    return c10d.all_reduce.default, (given["tensor"], "sum"), given["group_name"]
-
-
-def _reduce_scatter(given: Mapping[str, Any]) -> _Form | None:
-    if given["dim"] % len(shape_of(given["tensor"])) != 0:
-        return None
-    args = (given["tensor"], "sum", given["world_size"])
-    return c10d.reduce_scatter_tensor.default, args, given["group_name"]
-
-
-def _all_gather(given: Mapping[str, Any]) -> _Form | None:
-    if given["dim"] % len(shape_of(given["tensor"])) != 0:
-        return None
-    return c10d.all_gather_into_tensor.default, (given["tensor"], given["world_size"]), given["group_name"]
 
 
 def _ratio(whole: Node, part: Node) -> int | None:
@@ -43,32 +28,20 @@ def _ratio(whole: Node, part: Node) -> int | None:
         return None
 
 
-def _all_gather_into(given: Mapping[str, Any]) -> _Form | None:
-    ranks = _ratio(given["output"], given["input"])
-    if ranks is None:
+def _form_of(known: Collective, given: Mapping[str, Any]) -> _Form | None:
+    """None: torch has no such collective, as it is along another dimension than the first, or for an unknown number of
+    ranks. An operator that writes an argument is functional in a graph: what that held is given, what it holds then is
+    a result."""
+    sent, group = given[known.sent], given["group_name"]
+    if known.does == "sum":
+        return c10d.all_reduce.default, (sent, "sum"), group
+    if given.get("dim", 0) % len(shape_of(sent)) != 0:
         return None
-    return c10d.all_gather_into_tensor.default, (given["input"], ranks), given["group_name"]
-
-
-def _reduce_scatter_into(given: Mapping[str, Any]) -> _Form | None:
-    ranks = _ratio(given["input"], given["output"])
-    if ranks is None:
-        return None
-    return c10d.reduce_scatter_tensor.default, (given["input"], "sum", ranks), given["group_name"]
-
-
-# By name of the engine's operator; of its arguments by name. None: torch has no such collective, as it is along another
-# dimension than the first. Those that write one of their arguments are functional in a graph: what it held is given,
-# and what it holds then is a result.
-_FORMS: dict[str, Callable[[Mapping[str, Any]], _Form | None]] = {
-    "vllm::all_reduce": _all_reduce,
-    "vllm::reduce_scatter": _reduce_scatter,
-    "vllm::all_gather": _all_gather,
-    "sglang::outplace_all_reduce": _all_reduce,
-    "sglang::inplace_all_reduce": _all_reduce,
-    "sglang::reg_all_gather_into_tensor": _all_gather_into,
-    "sglang::reg_reduce_scatter_tensor": _reduce_scatter_into,
-}
+    if known.does == "gather":
+        ranks = _ratio(given[known.output], sent) if known.output else given["world_size"]
+        return None if ranks is None else (c10d.all_gather_into_tensor.default, (sent, ranks), group)
+    ranks = _ratio(sent, given[known.output]) if known.output else given["world_size"]
+    return None if ranks is None else (c10d.reduce_scatter_tensor.default, (sent, "sum", ranks), group)
 
 
 @dataclasses.dataclass
@@ -87,8 +60,8 @@ class StandIn:
 
     def put_back(self, graph: Graph) -> None:
         # The tensor is what the stand-in reads by now: the pass may have replaced what it read at first.
-        now: Any = self.collective.args[0]
-        args, kwargs = torch.fx.node.map_arg((self.args, self.kwargs), lambda n: now if n is self.tensor else n)
+        now = args_of(self.collective)[0]
+        args, kwargs = map_arg((self.args, self.kwargs), lambda n: now if n is self.tensor else n)
         with graph.inserting_before(self.collective):
             result = own = graph.create_node("call_function", self.target, args, kwargs, name=self.name)
             own.meta = self.meta
@@ -102,7 +75,7 @@ class StandIn:
     def forget(self, graph: Graph) -> None:
         """Erases what a call that is gone would have written."""
         given: list[Node] = []
-        torch.fx.node.map_arg(self.kwargs, given.append)
+        map_arg(self.kwargs, given.append)
         for node in given:
             if node.target is aten.empty.memory_format and not node.users and not node._erased:
                 graph.erase_node(node)
@@ -142,8 +115,8 @@ def _result_of(node: Node) -> Node | None:
 def _drop_moves_to_the_same_place(graph: Graph) -> None:
     """What `movedim(0, 0)` leaves, by which an engine gathers along any dimension."""
     for node in list(graph.nodes):
-        if node.target is aten.permute.default and list(node.args[1]) == list(range(len(shape_of(node)))):
-            node.replace_all_uses_with(node.args[0])
+        if node.target is aten.permute.default and list(args_of(node)[1]) == list(range(len(shape_of(node)))):
+            node.replace_all_uses_with(args_of(node)[0])
             graph.erase_node(node)
 
 
@@ -152,8 +125,11 @@ def stand_in(graph: Graph, names: Mapping[str, str]) -> list[StandIn]:
     found = []
     for node in list(graph.nodes):
         name, given = _arguments(node)
-        result = _result_of(node) if name in _FORMS else None
-        made = _FORMS[name](given) if result is not None else None
+        known = COLLECTIVES.get(name)
+        if known is None:
+            continue
+        result = _result_of(node)
+        made = None if result is None else _form_of(known, given)
         if result is None or made is None:
             continue
         target, args, group = made

@@ -110,7 +110,7 @@ def product_of(node: Node) -> Product | None:
 
 def _scaled_product_of(node: Node) -> Product | None:
     names = [argument.name for argument in aten._scaled_mm.default._schema.arguments]
-    given = dict(zip(names, args_of(node), strict=False)) | node.kwargs
+    given: dict[str, Any] = dict(zip(names, args_of(node), strict=False)) | node.kwargs
     a, b = given["self"], given["mat2"]
     if given.get("scale_result") is not None or any(x.meta["val"].dtype not in FP8 for x in (a, b)):
         return None

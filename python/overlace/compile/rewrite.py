@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from overlace.compile.engines import give_back, stand_in
 from overlace.compile.match import (
@@ -97,7 +98,7 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
     free_sizes(graph)
     take_results_themselves(graph)
     rewriter = Rewriter(graph, rules)
-    handlers = {
+    handlers: dict[Any, Callable[[Node], tuple[str, str]]] = {
         c10d.all_gather_into_tensor.default: rewriter.gather,
         c10d.reduce_scatter_tensor.default: rewriter.reduce,
         c10d.all_reduce.default: rewriter.reduce,
@@ -156,7 +157,7 @@ class Rewriter:
         with self.graph.inserting_after(self.last):
             node = self.graph.call_function(target, args, kwargs)
         if val is None:
-            of = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+            of = map_arg((args, kwargs), lambda n: n.meta["val"])
             val = target(*of[0], **of[1])
         node.meta["val"] = val
         if self.like is not None and "stack_trace" in self.like.meta:

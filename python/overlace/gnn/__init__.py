@@ -12,12 +12,17 @@ Data, sampling, packing and NumPy batches want NumPy only; tensors and `overlace
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from overlace.gnn.artefact import Artefact, OfflineSampler, pack, verify
 from overlace.gnn.dataset import Dataset, generate, import_dataset
 from overlace.gnn.dlpack import DlpackArray
 from overlace.gnn.loader import Batch, PackedLoader
 from overlace.gnn.table import PinnedTable, gather_rows
+
+if TYPE_CHECKING:  # __getattr__ imports them
+    from overlace.gnn import nn
+    from overlace.gnn.stores import CscGraphStore, DiskFeatureStore, PinnedFeatureStore
 
 __all__ = [
     "Artefact",

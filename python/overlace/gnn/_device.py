@@ -188,7 +188,8 @@ def pin(owner: Any, memory: np.ndarray) -> None:
     import torch
 
     with torch.cuda.device(owner.device):
-        code = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE))
+        runtime: Any = torch.cuda.cudart()
+        code = int(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE))
     if code != 0:
         raise errors.Unsupported(
             f"{memory.nbytes} bytes cannot be pinned for {owner.device} (cudaHostRegister: error {code}); pass"
@@ -203,4 +204,5 @@ def _unpin(memory: np.ndarray, device: torch.device) -> None:
     import torch
 
     torch.cuda.synchronize(device)
-    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(memory.ctypes.data)

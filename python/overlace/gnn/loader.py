@@ -146,7 +146,7 @@ class PackedLoader(_native.Handle):
         self.bytes_read: int = info.bytes_read  # by as many training epochs
         self.feature_bytes: int = info.feature_bytes  # of them, rows of features
         self._outputs_at: int = info.outputs
-        self._outputs = self._memory(info.outputs, info.outputs_bytes)
+        self._outputs: Any = self._memory(info.outputs, info.outputs_bytes)
         self._x_type = getattr(_torch(), _TORCH[self.dtype]) if self._is_torch else _NUMPY[self.dtype]
         self._word = _torch().int64 if self._is_torch else np.int64
         self._epoch = 0

@@ -24,6 +24,8 @@ try:
 except ImportError:
     FeatureStore = GraphStore = object
     HAS_PYG = False
+_Features: Any = FeatureStore
+_Graphs: Any = GraphStore
 
 _EDGES_AT_ONCE = 1 << 24
 
@@ -52,7 +54,7 @@ def _rows_of(index: Any, count: int) -> np.ndarray:
     return _ids(index)
 
 
-class DiskFeatureStore(_native.Handle, FeatureStore):
+class DiskFeatureStore(_native.Handle, _Features):
     """Features (`x`) and labels (`y`) of a dataset by vertex, read from the disk: for evaluation, for other samplers.
 
     Rows are read past the page cache, neighbouring pages together. `cache`: bytes of rows that stay in memory, those of
@@ -173,7 +175,7 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
         return [TensorAttr(group_name=None, attr_name=name) for name in names]
 
 
-class PinnedFeatureStore(FeatureStore):
+class PinnedFeatureStore(_Features):
     """Features in memory by vertex, for PyG's loaders: each attribute is a `PinnedTable`, from which a GPU reads the
     rows that are asked for by itself, over the link, where the table has a device; else threads gather them.
 
@@ -226,7 +228,7 @@ class PinnedFeatureStore(FeatureStore):
         return [TensorAttr(group_name=group, attr_name=name) for group, name in self._tables]
 
 
-class CscGraphStore(GraphStore):
+class CscGraphStore(_Graphs):
     """The graph of a dataset as PyG's `GraphStore`: one edge type, None, in the layout csc, mapped from its files.
 
     Ids of 4 bytes are copied to those of 8 that PyG takes, once, when they are asked for.
@@ -262,7 +264,8 @@ class CscGraphStore(GraphStore):
     def get_all_edge_attrs(self) -> list[Any]:
         _need_pyg()
         count = self._dataset.num_vertices
-        return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, is_sorted=True, size=(count, count))]
+        only: Any = None  # PyG's annotation leaves it out, which its loaders take for a graph of one type
+        return [EdgeAttr(edge_type=only, layout=EdgeLayout.CSC, is_sorted=True, size=(count, count))]
 
 
 def _need_pyg() -> None:

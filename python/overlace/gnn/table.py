@@ -65,6 +65,10 @@ def _device_ids(ids: Any) -> Any:
     return ids if _device.device_among(ids) is not None else _ids(ids)
 
 
+def _parts(table: Any) -> list[Any]:
+    return list(table) if isinstance(table, (tuple, list)) else [table]
+
+
 def gather_rows(table: Any, ids: Any, out: Any = None, threads: int = 0, check: bool = True) -> Any:
     """Row i of the result is row ids[i] of `table`, an array or a tensor of any dtype.
 
@@ -83,8 +87,7 @@ def gather_rows(table: Any, ids: Any, out: Any = None, threads: int = 0, check: 
     InvalidArgument, and nothing written, where an id is out of range (the first one is named), the table is not
     contiguous, or `out` does not fit.
     """
-    parts = list(table) if isinstance(table, (tuple, list)) else [table]
-    parts = [part.rows if isinstance(part, PinnedTable) else part for part in parts]
+    parts = [part.rows if isinstance(part, PinnedTable) else part for part in _parts(table)]
     device = _device.device_among(out, ids, *parts)
     if device is not None:
         return _device.gather(parts, _device_ids(ids), out, device, check)

@@ -25,7 +25,9 @@ MODELS = ("sage", "gcn", "gat")
 
 def parser() -> argparse.ArgumentParser:
     """The command line has these options too (tools/gen_reference.py)."""
-    p = argparse.ArgumentParser(prog="overlace gnn train", description=__doc__.splitlines()[0], allow_abbrev=False)
+    p = argparse.ArgumentParser(
+        prog="overlace gnn train", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
+    )
     add = p.add_argument
     add("artefact", help="directory that `overlace gnn pack` has packed")
     add("--model", choices=MODELS, default="sage", help=f"{', '.join(MODELS)} (default %(default)s)")

@@ -147,7 +147,7 @@ def unpack(source: str | Path, target: str | Path) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="overlace.gnn.unpack_ogb", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="overlace.gnn.unpack_ogb", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("source", help="directory with raw/ and split/")
     parser.add_argument("target", help="directory for the arrays")
     options = parser.parse_args(words)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from overlace import errors
 from overlace.offload._ring import Ring
@@ -68,7 +69,7 @@ class Passes:
     def keeping(self, views: list[torch.Tensor]) -> torch.autograd.graph.saved_tensors_hooks | None:
         """Around the computation with `views`, those of the step that was acquired last. None: whoever saves tensors
         here computes them again instead of keeping them."""
-        found = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        found = _top_saved_tensors_default_hooks(True)
         if found is not None and found[0].__module__ == "torch.utils.checkpoint":
             return None
         step = self._held if self._held >= 0 else self._next - 1

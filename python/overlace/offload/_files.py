@@ -53,14 +53,21 @@ def _io(path: object, error: OSError) -> BaseException:
     return errors.make("io", f"{path}: {error.strerror or error}")
 
 
-def _stored(path: str, name: str, entry: Any, begin: int, end: int) -> Stored:
+def _parsed(entry: Any) -> tuple[torch.dtype, tuple[int, ...], int, int] | None:
+    """dtype, shape, first and last offset; None where something is missing or of another kind."""
     try:
         dtype, shape, (first, last) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(isinstance(x, int) and x >= 0 for x in (*shape, first, last))
     except (KeyError, TypeError, ValueError):
-        whole = False
-    if not whole:
+        return None
+    is_whole = all(isinstance(x, int) and x >= 0 for x in (*shape, first, last))
+    return (dtype, shape, first, last) if is_whole else None
+
+
+def _stored(path: str, name: str, entry: Any, begin: int, end: int) -> Stored:
+    parsed = _parsed(entry)
+    if parsed is None:
         raise _corrupt(f"{path}: tensor {name!r} is {entry!r}, wanted dtype, shape and data_offsets of safetensors")
+    dtype, shape, first, last = parsed
     bytes_wanted = math.prod(shape) * dtype.itemsize
     if last - first != bytes_wanted:
         raise _corrupt(f"{path}: tensor {name!r} has {last - first} bytes, wanted {bytes_wanted} of {entry['shape']}")

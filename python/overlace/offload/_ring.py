@@ -131,6 +131,12 @@ class Lane(Protocol):
     def wait(self, event: Any) -> None: ...  # the host does
 
 
+def _event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event
+
+
 class CudaLane:
     """Copies on a stream of their own."""
 
@@ -143,10 +149,10 @@ class CudaLane:
             to.copy_(source, non_blocking=True)
 
     def copied(self) -> torch.cuda.Event:
-        return self._stream.record_event()
+        return _event_on(self._stream)
 
     def used(self) -> torch.cuda.Event:
-        return torch.cuda.current_stream(self._device).record_event()
+        return _event_on(torch.cuda.current_stream(self._device))
 
     def copy_after(self, event: torch.cuda.Event) -> None:
         self._stream.wait_event(event)

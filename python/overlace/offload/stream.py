@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
@@ -399,7 +400,7 @@ class StreamedBlocks:
         for tensor in block.tensors:
             for (module, attribute), name in zip(tensor.owners, tensor.names, strict=True):
                 parameter = module._parameters.get(attribute)
-                if parameter is not tensor.parameter or parameter.data_ptr() != tensor.rest.data_ptr():
+                if parameter is not tensor.parameter or tensor.parameter.data_ptr() != tensor.rest.data_ptr():
                     text = f"stream_blocks: {block.name}: {name} was replaced after wrapping"
                     raise errors.InvalidArgument(f"{text}; wanted close(), the change, then stream_blocks again")
             if block.streamed >= 0 and version_of(tensor) != tensor.version:
@@ -466,12 +467,13 @@ _STREAMED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules that stream
 def _pin(ring: HostRing) -> None:
     """The slots of a host ring are pinned memory until it closes; copies from them need not wait then."""
     stats = ring.stream.stats()
-    code = int(torch.cuda.cudart().cudaHostRegister(stats.memory, stats.memory_bytes, 0))
+    runtime: Any = torch.cuda.cudart()
+    code = int(runtime.cudaHostRegister(stats.memory, stats.memory_bytes, 0))
     if code != 0:
         raise errors.make(
             "cuda", f"stream_blocks: cudaHostRegister of {stats.memory_bytes} bytes gave {code}, wanted 0"
         )
-    ring.before_close = lambda: torch.cuda.cudart().cudaHostUnregister(stats.memory)
+    ring.before_close = lambda: runtime.cudaHostUnregister(stats.memory)
 
 
 def _checked(blocks: Iterable[nn.Module], device: torch.device, slots: int, order: Sequence[int] | None) -> list[int]:

@@ -17,6 +17,7 @@ from overlace.ops._common import (
     needs_gradient,
     plan_of_backward,
     register_gradient,
+    register_shapes,
     rows_of_my_columns,
     rows_of_ranks,
     run,
@@ -29,7 +30,7 @@ _ops = torch.ops.overlace
 _op = torch.ops.overlace.a2a_gemm.default
 
 
-@torch.library.register_fake("overlace::a2a_gemm")
+@register_shapes("a2a_gemm")
 def _shapes(a, b, bias, group, *, return_a=False, out_dtype=None, splits=(), exchange="rows", blocks=(), plan=""):
     rank, size = size_of("a2a_gemm", group, {"a": a, "b": b, "bias": bias})
     check_factors("a2a_gemm", a, b, "b", rank, size if exchange == "cols" else 1)

@@ -21,6 +21,7 @@ from overlace.ops._common import (
     offsets_in_rows,
     plan_of_backward,
     register_gradient,
+    register_shapes,
     rows_first,
     run,
 )
@@ -30,7 +31,7 @@ _ops = torch.ops.overlace
 _op = torch.ops.overlace.ag_gemm.default
 
 
-@torch.library.register_fake("overlace::ag_gemm")
+@register_shapes("ag_gemm")
 def _shapes(
     a, bs, biases, gather_dim, group, *, return_a=False, out_dtype=None, activation="none", row_offsets=(), plan=""
 ):

@@ -15,6 +15,7 @@ from overlace.ops._common import (
     offsets_in_rows,
     plan_of_backward,
     register_gradient,
+    register_shapes,
     rows_first,
     run,
 )
@@ -24,7 +25,7 @@ _ops = torch.ops.overlace
 _op = torch.ops.overlace.ag_wgrad.default
 
 
-@torch.library.register_fake("overlace::ag_wgrad")
+@register_shapes("ag_wgrad")
 def _shapes(x, dys, gather_dim, group, *, row_offsets=(), plan=""):
     _, size = size_of("ag_wgrad", group, {"x": x, **numbered("dys", dys)})
     m = row_offsets[-1] if row_offsets else x.shape[0] * size

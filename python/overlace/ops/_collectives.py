@@ -8,7 +8,13 @@ import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument
-from overlace.ops._common import register_gradient, replicated, run, scale_of
+from overlace.ops._common import (
+    register_gradient,
+    register_shapes,
+    replicated,
+    run,
+    scale_of,
+)
 
 _ops = torch.ops.overlace
 # NOTE: overloads, not the names above them: those look for one that fits at each call.
@@ -34,26 +40,26 @@ def _check_divisible(op: str, x: torch.Tensor, dim: int, size: int) -> None:
         )
 
 
-@torch.library.register_fake("overlace::all_gather")
+@register_shapes("all_gather")
 def _all_gather(x, dim, group):
     dim, (_, size) = _dim_of("all_gather", x, dim), size_of("all_gather", group, {"x": x})
     return x.new_empty((*x.shape[:dim], x.shape[dim] * size, *x.shape[dim + 1 :]))
 
 
-@torch.library.register_fake("overlace::reduce_scatter")
+@register_shapes("reduce_scatter")
 def _reduce_scatter(x, reduce_op, dim, group):
     dim, (_, size) = _dim_of("reduce_scatter", x, dim), size_of("reduce_scatter", group, {"x": x})
     _check_divisible("reduce_scatter", x, dim, size)
     return x.new_empty((*x.shape[:dim], x.shape[dim] // size, *x.shape[dim + 1 :]))
 
 
-@torch.library.register_fake("overlace::all_reduce")
+@register_shapes("all_reduce")
 def _all_reduce(x, reduce_op, group):
     size_of("all_reduce", group, {"x": x})
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("overlace::all_to_all")
+@register_shapes("all_to_all")
 def _all_to_all(x, dim, group, *, send_splits=(), recv_splits=()):
     dim, (_, size) = _dim_of("all_to_all", x, dim), size_of("all_to_all", group, {"x": x})
     if not send_splits and not recv_splits:

@@ -15,6 +15,7 @@ from overlace.context import size_of
 from overlace.errors import InvalidArgument, Unsupported, of_operator
 from overlace.planning import LIBRARY_FAMILY
 
+FRAGMENT = torch.library.Library("overlace", "FRAGMENT")  # torch makes one, with its stack, for each registration
 _ops = torch.ops.overlace
 _ROWS_OF_MATRIX = (-1,)
 _A_PLAN = "hetero_unfused_1d:4"
@@ -57,6 +58,18 @@ def refuse_tangents(op: Callable[..., Any], tensors: Sequence[torch.Tensor | Non
             )
 
 
+def register_shapes(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """torch.library.register_fake of an operator of overlace.
+
+    All are registered from this file: torch finds out who registers by a search in all modules, which it makes anew for
+    each file."""
+
+    def register(shapes: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.library.register_fake(f"overlace::{op}", shapes, lib=FRAGMENT)
+
+    return register
+
+
 def register_gradient(op: str, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
     """torch.library.register_autograd of an operator of overlace whose gradient has operators in it."""
 
@@ -66,7 +79,7 @@ def register_gradient(op: str, backward: Callable[..., Any], setup: Callable[...
             refuse_tangents(getattr(_ops, op), flat)
         return backward(ctx, *grads)
 
-    torch.library.register_autograd(f"overlace::{op}", refusing, setup_context=setup)
+    torch.library.register_autograd(f"overlace::{op}", refusing, setup_context=setup, lib=FRAGMENT)
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:

@@ -15,6 +15,7 @@ from overlace.ops._common import (
     grad_of_weight,
     plan_of_backward,
     register_gradient,
+    register_shapes,
     run,
     sent_and_received,
     splits_back,
@@ -25,7 +26,7 @@ _ops = torch.ops.overlace
 _op = torch.ops.overlace.gemm_a2a.default
 
 
-@torch.library.register_fake("overlace::gemm_a2a")
+@register_shapes("gemm_a2a")
 def _shapes(a, b, bias, group, *, out_dtype=None, splits=(), exchange="rows", blocks=(), plan=""):
     rank, size = size_of("gemm_a2a", group, {"a": a, "b": b, "bias": bias})
     check_factors("gemm_a2a", a, b, "b", rank)

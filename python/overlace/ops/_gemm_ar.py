@@ -10,6 +10,7 @@ from overlace.ops._common import (
     check_factors,
     grad_of_weight,
     register_gradient,
+    register_shapes,
     replicated,
     run,
     scale_of,
@@ -20,7 +21,7 @@ from overlace.ops._common import (
 _op = torch.ops.overlace.gemm_ar.default
 
 
-@torch.library.register_fake("overlace::gemm_ar")
+@register_shapes("gemm_ar")
 def _shapes(a, b, bias, reduce_op, group, *, plan=""):
     rank, _ = size_of("gemm_ar", group, {"a": a, "b": b, "bias": bias})
     check_factors("gemm_ar", a, b, "b", rank)

@@ -8,7 +8,14 @@ import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument
-from overlace.ops._common import check_factors, grad_of_weight, register_gradient, replicated, run
+from overlace.ops._common import (
+    check_factors,
+    grad_of_weight,
+    register_gradient,
+    register_shapes,
+    replicated,
+    run,
+)
 
 _NAME = "gemm_ar_norm"
 # NOTE: an overload, not the name above it: that looks for one that fits at each call.
@@ -29,7 +36,7 @@ def _check(a, b, residual, norm_weight, eps, rank) -> None:
         raise InvalidArgument(f"{_NAME}: eps is {eps}, wanted a finite number above 0")
 
 
-@torch.library.register_fake("overlace::gemm_ar_norm")
+@register_shapes("gemm_ar_norm")
 def _shapes(a, b, residual, norm_weight, bias, eps, group, *, plan=""):
     tensors = {"a": a, "b": b, "residual": residual, "norm_weight": norm_weight, "bias": bias}
     rank, _ = size_of(_NAME, group, tensors)

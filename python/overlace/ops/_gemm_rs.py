@@ -17,6 +17,7 @@ from overlace.ops._common import (
     offsets_in_rows,
     plan_of_backward,
     register_gradient,
+    register_shapes,
     rows_first,
     run,
     scale_of,
@@ -28,7 +29,7 @@ _ops = torch.ops.overlace
 _op = torch.ops.overlace.gemm_rs.default
 
 
-@torch.library.register_fake("overlace::gemm_rs")
+@register_shapes("gemm_rs")
 def _shapes(a, b, bias, reduce_op, scatter_dim, group, *, out_dtype=None, activation="none", row_offsets=(), plan=""):
     rank, size = size_of("gemm_rs", group, {"a": a, "b": b, "bias": bias})
     check_factors("gemm_rs", a, b, "b", rank)

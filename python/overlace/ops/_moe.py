@@ -178,7 +178,7 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
 
 def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
     call, fields = _Call("moe_grad", group), _fields(options, num_experts)
-    operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
+    operands: dict[str, torch.Tensor | None] = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
     dx, *others = grads = _empty_gradients(list(operands.values()), needs)
     layer = call.layer(operands, fields)
     there = [need and t is not None for need, t in zip(needs, (weights, w1, w2, b1, b2), strict=True)]

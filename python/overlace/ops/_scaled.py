@@ -9,7 +9,15 @@ import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument, Unsupported
-from overlace.ops._common import as_before, check_factors, offsets_in_rows, rows_first, run
+from overlace.ops._common import (
+    FRAGMENT,
+    as_before,
+    check_factors,
+    offsets_in_rows,
+    register_shapes,
+    rows_first,
+    run,
+)
 from overlace.planning import FP8
 
 _MULTIPLE = 16  # elements of a row of fp8
@@ -40,7 +48,7 @@ def _check(op, a, a_scale, b, b_scale, bias, group) -> tuple[int, int]:
     return rank, size
 
 
-@torch.library.register_fake("overlace::ag_gemm_scaled")
+@register_shapes("ag_gemm_scaled")
 def _shapes_of_ag(
     a, a_scale, b, b_scale, bias, gather_dim, group, *, return_a=False, out_dtype=None, row_offsets=(), plan=""
 ):
@@ -50,7 +58,7 @@ def _shapes_of_ag(
     return full, a.new_empty((m, b.shape[1]), dtype=out_dtype or torch.bfloat16)
 
 
-@torch.library.register_fake("overlace::gemm_rs_scaled")
+@register_shapes("gemm_rs_scaled")
 def _shapes_of_rs(
     a, a_scale, b, b_scale, bias, reduce_op, scatter_dim, group, *, out_dtype=None, row_offsets=(), plan=""
 ):
@@ -63,7 +71,7 @@ def _shapes_of_rs(
     return a.new_empty((m, b.shape[1]), dtype=out_dtype or torch.bfloat16)
 
 
-@torch.library.register_fake("overlace::gemm_ar_scaled")
+@register_shapes("gemm_ar_scaled")
 def _shapes_of_ar(a, a_scale, b, b_scale, bias, reduce_op, group, *, out_dtype=None, plan=""):
     _check("gemm_ar_scaled", a, a_scale, b, b_scale, bias, group)
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
@@ -84,7 +92,9 @@ def _refuse_backward(op: str) -> None:
             f"overlace.ops.{op.removesuffix('_scaled')} of wider operands has one"
         )
 
-    torch.library.register_autograd(f"overlace::{op}", backward, setup_context=lambda ctx, inputs, **_: None)
+    def setup(ctx: Any, inputs: Any, **_: Any) -> None: ...
+
+    torch.library.register_autograd(f"overlace::{op}", backward, setup_context=setup, lib=FRAGMENT)
 
 
 for _name in ("ag_gemm_scaled", "gemm_rs_scaled", "gemm_ar_scaled"):

@@ -17,6 +17,7 @@ from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout, U
 from overlace.optim._layout import Layout, Sharded
 from overlace.optim._means import takes
 from overlace.optim._structs import DTYPES, Co2Options, choice
+from overlace.optim.groups import begun
 
 _TIMEOUT, _PEER_LOST, _OK = 11, 12, 0  # enum ovl_code
 _DTYPES = {0: (torch.float64, 8), 1: (torch.float32, 4), 3: (torch.bfloat16, 2)}  # enum ovl_dtype
@@ -136,7 +137,7 @@ class GroupCollective:
             memory = (c.c_char * (count * unit)).from_address(data) if count else bytearray(unit)
             tensor = torch.frombuffer(memory, dtype=kind)[:count]
             self._last += 1
-            self._works[self._last] = dist.all_reduce(tensor, group=self._group, async_op=True), tensor
+            self._works[self._last] = begun(dist.all_reduce(tensor, group=self._group, async_op=True)), tensor
             ticket[0] = self._last
         except BaseException as failure:
             self.failures.append(failure)

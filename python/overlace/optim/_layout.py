@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from overlace.errors import InvalidArgument, Unsupported
-from overlace.optim.groups import hook_group
+from overlace.optim.groups import begun, hook_group
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 SPREAD_BYTES = 8 << 20  # of slices that are on their way inside a group at a time
@@ -254,7 +254,7 @@ class Zero1(Layout):
     def spread(self) -> None:
         ranks = dist.get_process_group_ranks(self.inner)
         works = [
-            dist.broadcast(p.data, ranks[self._owner[name]], group=self.inner, async_op=True)
+            begun(dist.broadcast(p.data, ranks[self._owner[name]], group=self.inner, async_op=True))
             for name, p in self.parameters.items()
         ]
         for work in works:
@@ -296,6 +296,12 @@ class Parallel(Slices):
         return [p for p in self.parameters.values() if not _is_split(p)]
 
 
+def _sharded_modules(model: torch.nn.Module) -> list[Any]:
+    """Those of fully_shard. Whoever has one has imported it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+
+
 class Sharded(Layout):
     """DTensors whose local tensors are the shards of the group (fully_shard)."""
 
@@ -313,9 +319,8 @@ class Sharded(Layout):
 
     def settle(self) -> None:
         """Between steps a model may still hold gathered parameters: shards are where values are."""
-        for module in self.model.modules():
-            if isinstance(module, torch.distributed.fsdp.FSDPModule):
-                module.reshard()
+        for module in _sharded_modules(self.model):
+            module.reshard()
 
 
 def layout_of(model: torch.nn.Module, inner: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer) -> Layout:
@@ -332,7 +337,6 @@ def layout_of(model: torch.nn.Module, inner: dist.ProcessGroup | None, optimizer
             raise InvalidArgument(
                 "CO2: the model's parameters are DTensors, wanted: the group of their mesh as inner_group"
             )
-        is_of_fsdp = any(isinstance(module, torch.distributed.fsdp.FSDPModule) for module in model.modules())
         is_all_split = all(_is_split(p) for p in model.parameters() if p.requires_grad)
-        return Sharded(model, inner) if is_of_fsdp or is_all_split else Parallel(model, inner)
+        return Sharded(model, inner) if is_all_split or _sharded_modules(model) else Parallel(model, inner)
     return Layout(model, None) if alone else Slices(model, inner)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from overlace import errors
 from overlace.errors import InvalidArgument
 from overlace.optim._structs import DTYPES
+from overlace.optim.groups import begun
 
 _LONGEST_S = 300
 
@@ -54,7 +55,7 @@ def samples_of(samples: object) -> float:
 
 
 def wire_of(dtype: object) -> int:
-    if dtype not in (torch.float32, torch.bfloat16, torch.int8):
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.bfloat16, torch.int8):
         raise InvalidArgument(f"CO2: wire_dtype is {dtype}, wanted torch.float32, torch.bfloat16 or torch.int8")
     return DTYPES[dtype]
 
@@ -79,7 +80,7 @@ def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup, deadline: datetime.
     """In place."""
     sent = tensor if takes(group, tensor.device.type) else tensor.to(group._device_types[0].type)
     with _told(what, group):
-        dist.all_reduce(sent, group=group, async_op=True).wait(deadline)
+        begun(dist.all_reduce(sent, group=group, async_op=True)).wait(deadline)
     if sent is not tensor:
         tensor.copy_(sent)
 
@@ -90,7 +91,7 @@ def gather_over(value: Any, group: dist.ProcessGroup, deadline: datetime.timedel
 
     def gathered(mine: torch.Tensor) -> list[torch.Tensor]:
         everybody = [torch.empty_like(mine) for _ in range(group.size())]
-        dist.all_gather(everybody, mine, group=group, async_op=True).wait(deadline)
+        begun(dist.all_gather(everybody, mine, group=group, async_op=True)).wait(deadline)
         return everybody
 
     data = pickle.dumps(value)

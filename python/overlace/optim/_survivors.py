@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from overlace.context import process_group
 from overlace.errors import Error, InvalidArgument, PeerLost, Timeout, Unsupported
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Survivors:
         return int(decided["step"])
 
     def _decide(self, step: int) -> dict:
-        store = dist.PrefixStore(
+        store = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]  # torch documents it here
             f"overlace/{self._token}/{self._generation}", dist.distributed_c10d._get_default_store()
         )
         store.set(f"step/{self._me}", str(step))
@@ -145,8 +146,8 @@ class Survivors:
         """`anchor` becomes that of the first rank that took in most rounds. Returns their number."""
         everybody: list = [None] * len(self.ranks)
         try:
-            co2.group = dist.new_group(
-                self.ranks, timeout=self._deadline, backend="gloo", use_local_synchronization=True
+            co2.group = process_group(
+                dist.new_group(self.ranks, timeout=self._deadline, backend="gloo", use_local_synchronization=True)
             )
             dist.all_gather_object(everybody, rounds, group=co2.group)
             most = max(everybody)

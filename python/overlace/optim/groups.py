@@ -45,7 +45,14 @@ def make_groups(world: object = None, *, ranks_per_group: int = 1) -> Groups:
 def _new_groups(lists: list[list[int]], mine: list[int]) -> dist.ProcessGroup:
     """All ranks make all groups, in one order; the one that is `mine`."""
     made = {members: dist.new_group(list(members)) for members in sorted({tuple(ranks) for ranks in lists})}
-    return made[tuple(mine)]
+    return process_group(made[tuple(mine)])
+
+
+def begun(work: dist.Work | None) -> dist.Work:
+    """The work of a collective with async_op; torch has none on ranks that are not in the group."""
+    if work is None:
+        raise InvalidArgument("CO2: this rank is not in the group of a collective, wanted one of its ranks")
+    return work
 
 
 def inner_of(state: object) -> dist.ProcessGroup | None:
@@ -57,7 +64,10 @@ def inner_of(state: object) -> dist.ProcessGroup | None:
     return process_group(state)
 
 
-def co2_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def co2_hook(
+    state: object,
+    bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]  # torch documents it here
+) -> torch.futures.Future[torch.Tensor]:
     """For `DistributedDataParallel.register_comm_hook(state, co2_hook)` of a model that spans the ranks of all groups:
     gradients are averaged inside a group only. `state`: what make_groups gave, the inner group, or None where a group
     is one rank."""
@@ -68,7 +78,7 @@ def co2_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[tor
         done.set_result(gradients)
         return done
     gradients.mul_(1.0 / inner.size())  # as DistributedDataParallel itself: the same bits
-    work = dist.all_reduce(gradients, group=inner, async_op=True)
+    work = begun(dist.all_reduce(gradients, group=inner, async_op=True))
     return work.get_future().then(lambda future: future.value()[0])
 
 

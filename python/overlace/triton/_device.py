@@ -11,10 +11,11 @@ import importlib
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 from overlace.triton import _layout as at
 
-ptx = importlib.import_module("overlace.triton." + ("_interpreted" if triton.knobs.runtime.interpret else "_ptx"))
+ptx = importlib.import_module("overlace.triton." + ("_interpreted" if knobs.runtime.interpret else "_ptx"))
 
 _POLLS_PER_LOOK = ptx.POLLS_PER_LOOK
 _ABORT_LOOK_NS = tl.constexpr(2000000)  # kAbortLookNs of overlace/device/poll.cuh

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import triton
+from triton import knobs
 
 from overlace import errors
 from overlace.context import Context, context_of
 from overlace.errors import InvalidArgument, Unsupported
 
-_IS_INTERPRETED = triton.knobs.runtime.interpret  # as it was when kernels became what they are
+_IS_INTERPRETED = knobs.runtime.interpret  # as it was when kernels became what they are
 
 
 def _grid_of(grid: int | Sequence[int] | Callable, meta: dict[str, Any]) -> tuple[int, ...]:

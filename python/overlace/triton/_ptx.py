@@ -20,42 +20,59 @@ def is_first_thread():
 @triton.jit
 def any_thread(flag):
     """Whether `flag` holds in any thread of the program, which all of them call: __syncthreads_or."""
-    asm: tl.constexpr = """{
+    flags = [tl.cast(flag, tl.int32)]
+    return (
+        tl.inline_asm_elementwise(
+            """{
         .reg .pred p;
         setp.ne.s32 p, $1, 0;
         barrier.cta.red.or.pred p, 0, p;
         selp.s32 $0, 1, 0, p;
-    }"""
-    flags = [tl.cast(flag, tl.int32)]
-    return tl.inline_asm_elementwise(asm, "=r,r", flags, dtype=tl.int32, is_pure=False, pack=1) != 0
+    }""",
+            "=r,r",
+            flags,
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+        != 0
+    )
 
 
 @triton.jit
 def load_acquire_sys(word):
-    asm: tl.constexpr = "ld.acquire.sys.global.b64 $0, [$1];"
-    return tl.inline_asm_elementwise(asm, "=l,l", [word], dtype=tl.int64, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(
+        "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", [word], dtype=tl.int64, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def load_relaxed_sys(word):
     """A word of 32 bits."""
-    asm: tl.constexpr = "ld.relaxed.sys.global.b32 $0, [$1];"
-    return tl.inline_asm_elementwise(asm, "=r,l", [word], dtype=tl.int32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(
+        "ld.relaxed.sys.global.b32 $0, [$1];", "=r,l", [word], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def store_release_sys(word, value):
     """A word of 32 bits, by the first thread."""
-    asm: tl.constexpr = """{
+    values = [word, tl.cast(value, tl.int32)]
+    tl.inline_asm_elementwise(
+        """{
         .reg .pred p;
         .reg .b32 t;
         mov.u32 t, %tid.x;
         setp.eq.u32 p, t, 0;
         @p st.release.sys.global.b32 [$1], $2;
         mov.u32 $0, 0;
-    }"""
-    values = [word, tl.cast(value, tl.int32)]
-    tl.inline_asm_elementwise(asm, "=r,l,r", values, dtype=tl.int32, is_pure=False, pack=1)
+    }""",
+        "=r,l,r",
+        values,
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -72,18 +89,23 @@ def abort(word, rank, peer, id, want, seen, ns):
 @triton.jit
 def fence_sys():
     """The first thread's alone."""
-    asm: tl.constexpr = """{
+    tl.inline_asm_elementwise(
+        """{
         .reg .pred p;
         .reg .b32 t;
         mov.u32 t, %tid.x;
         setp.eq.u32 p, t, 0;
         @p fence.acq_rel.sys;
         mov.u32 $0, 0;
-    }"""
-    tl.inline_asm_elementwise(asm, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    }""",
+        "=r",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
 def global_ns():
-    asm: tl.constexpr = "mov.u64 $0, %globaltimer;"
-    return tl.inline_asm_elementwise(asm, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)

@@ -1,4 +1,4 @@
-"""What programs that use overlace's types write; job python has mypy read it, nothing runs it.
+"""What programs that use overlace's types write; job python has mypy and pyright read it, nothing runs it.
 
 Each ignored error is one that mypy must find: one that it does not find is an unused ignore, which it reports.
 """

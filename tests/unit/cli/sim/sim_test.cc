@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <random>
+#include <utility>
 
 #include "overlace/error.h"
 #include "src/base/file.h"
@@ -78,6 +79,29 @@ TEST_F(SimCommand, RunWritesTimesAndATimelineThatDiffReads) {
   const base::Json one = json("diff.json");
   EXPECT_EQ(one.find("rows")->as_array().size() * 4, all);
   for (const base::Json& row : one.find("rows")->as_array()) EXPECT_EQ(row.find("rank")->as_int(), 2);
+}
+
+/// As `overlace plan`: what `auto` on as many GPUs goes by.
+TEST_F(SimCommand, WithoutAMachineTheNumberOfRanksSaysWhich) {
+  constexpr std::pair<int, const char*> kMachines[] = {{0, "h200x4"}, {2, "h200x2"}, {4, "h200x4"}, {8, "h200x4"}};
+  for (const auto& [ranks, machine] : kMachines) {
+    SimWords w = words();
+    w.ranks = ranks;
+    for (int (*command)(const SimWords&) : {sim_run, sim_compare}) {
+      testing::internal::CaptureStdout();
+      ASSERT_EQ(command(w), 0);
+      (void)testing::internal::GetCapturedStdout();
+      EXPECT_EQ(json("out.json").find("machine")->as_string(), machine) << ranks;
+    }
+  }
+  const spec::OpSpec op{.op = "ag_gemm", .m = 1024, .n = 512, .k = 256, .ranks = 2, .row_offsets = {}};
+  base::write_file(path("schedule.json"), spec::make_schedule(op, "serial").to_json()).or_throw();
+  SimWords w = words();
+  w.schedule = path("schedule.json");
+  testing::internal::CaptureStdout();
+  ASSERT_EQ(sim_run(w), 0);
+  (void)testing::internal::GetCapturedStdout();
+  EXPECT_EQ(json("out.json").find("machine")->as_string(), "h200x2");
 }
 
 TEST_F(SimCommand, CompareSortsFamiliesAndPutsPartsLast) {

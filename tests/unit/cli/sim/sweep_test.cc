@@ -37,8 +37,9 @@ TEST(SimSweep, RowsAreTheFastestDegreesOfEachPoint) {
   words.ranks = "2,4";
   const base::Json rows = rows_of(words);
   ASSERT_EQ(rows.as_array().size(), 2U * 2 * 2);
-  const spec::Machine machine = spec::find_machine("h200x4");
   for (const base::Json& row : rows.as_array()) {
+    const spec::Machine machine = spec::find_machine(row.find("ranks")->as_int() == 2 ? "h200x2" : "h200x4");
+    EXPECT_EQ(row.find("machine")->as_string(), machine.name);
     spec::OpSpec op;
     op.op = "ag_gemm";
     op.m = row.find("m")->as_int();
