@@ -158,8 +158,9 @@ int gnn_plan(const GnnPackWords& words) {
   base.options.row_bytes = manifest.row_bytes;
   base.options.epoch_batches = epoch_batches;
   const int threads = words.threads > 0 ? words.threads : static_cast<int>(std::thread::hardware_concurrency());
+  const GnnRates rates = rates_of(words.rates);
   const std::vector<gnn::Tuned> ranked =
-      gnn::tune(traces, gnn::candidates_of(base, epoch_batches), rates_of(words.rates), std::max(threads, 1)).value();
+      gnn::tune(traces, gnn::candidates_of(base, epoch_batches), rates.epoch, std::max(threads, 1)).value();
   Json json = Json::array();
   std::string text = base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>9}  {}\n", "order", "segment", "policy",
                                   "depth", "read", "on disk", "epoch", "binds");
@@ -173,7 +174,9 @@ int gnn_plan(const GnnPackWords& words) {
                                t.time.us * 1e-6 / static_cast<double>(packs.epochs), t.bound.binds())
                 : base::format("depth {}: {}\n", t.request.options.depth, t.refused);
   }
-  write_result(with_schema("gnn_plan", std::move(json)), text, words.json).or_throw();
+  Json result = with_schema("gnn_plan", std::move(json));
+  rates.add_to(&result);
+  write_result(result, text + rates.text(), words.json).or_throw();
   return 0;
 }
 

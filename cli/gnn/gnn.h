@@ -32,7 +32,7 @@ struct GnnInfoWords {
 };
 
 struct GnnDiskbenchWords {
-  std::string directory, size = "1GiB", json;
+  std::string directory, size = "1GiB", machine, json;  // machine: file that gets the figures, or none
   double seconds = 1;
   bool quiet = false;
 };

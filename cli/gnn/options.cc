@@ -84,12 +84,14 @@ int run_gnn(const CLI::App& gnn, const GnnWords& words) {
 }  // namespace
 
 void add_gnn_rates(CLI::App* app, GnnRateWords* words) {
-  app->add_option("--machine", words->machine, "What `gnn diskbench --json` wrote (default: 1 GB/s, pages 0.25)");
+  app->add_option("--machine", words->machine, "Machine with figures of disk and host link: a shipped one or FILE.json")
+      ->capture_default_str();
   const auto add = [app](const char* name, double* value, const char* what) {
     app->add_option(name, *value, what)->capture_default_str();
   };
   add("--compute-ms", &words->compute_ms, "Time in which a batch is computed");
-  add("--link", &words->link_GBps, "GB/s of copies to a GPU; 0: rows stay where they are");
+  app->add_option("--link", words->link_GBps,
+                  "GB/s of copies to a GPU (default: the machine's); 0: rows stay where they are");
   add("--check", &words->check_GBps, "GB/s of checksums; 0: no time");
   add("--gather", &words->gather_GBps, "GB/s of rows into their matrix and into the CPU cache; 0: no time");
 }
@@ -127,6 +129,7 @@ Command add_gnn(CLI::App& app) {
   diskbench->add_option("directory", d.directory, "Directory on that disk")->required();
   diskbench->add_option("--size", d.size, "Size of the file that is written and read")->capture_default_str();
   diskbench->add_option("--seconds", d.seconds, "Time of each measurement")->capture_default_str();
+  diskbench->add_option("--machine", d.machine, "FILE.json: a machine that gets the figures, or where one is made");
   for (CLI::App* one : {generate, import, diskbench})
     one->add_flag("--quiet", one == generate ? g.quiet : one == import ? i.quiet : d.quiet, "No progress");
   generate->add_option("--json", g.json, "Write the result as JSON to this file; - is stdout");

@@ -60,11 +60,29 @@ TEST(Gnn, DiskbenchGivesTheFiguresOfAMachine) {
   ASSERT_EQ(bench.exit, 0) << bench.err;
   const Json figures = *Json::parse(bench.out);
   const Json& storage = *figures.find("storage");
-  for (const char* key : {"read_kIOPS", "write_GBps", "start_us"}) EXPECT_GT(storage.find(key)->as_double(), 0) << key;
-  for (const char* bytes : {"4096", "65536", "1048576"})
-    EXPECT_GT(storage.find("read_GBps")->find(bytes)->as_double(), 0) << bytes;
+  for (const char* key : {"read_kIOPS", "write_GBps", "start_us"})
+    EXPECT_GT(storage.find(key)->as_array()[0].as_double(), 0) << key;
+  const Json::Array& read = storage.find("read_GBps")->find("points")->as_array();
+  ASSERT_EQ(read.size(), 3u);
+  constexpr double kBytes[] = {4096, 65536, 1048576};
+  for (size_t i = 0; i < read.size(); ++i) {
+    EXPECT_EQ(read[i].as_array()[0].as_double(), kBytes[i]);
+    EXPECT_GT(read[i].as_array()[1].as_double(), 0);
+  }
   EXPECT_EQ(figures.find("points")->as_array().size(), 8u);
   EXPECT_TRUE(directory.entries().empty());
+  // They go into a machine file, and stay what they are.
+  const std::vector<std::string> merged = {"diskbench", ".",         "--size",    "4MiB",   "--seconds",
+                                           "0.01",      "--machine", "disk.json", "--json", "-"};
+  for (const char* attempt : {"made", "there"}) {
+    const Result result = run(directory, merged);
+    ASSERT_EQ(result.exit, 0) << attempt << result.err;
+    EXPECT_EQ(*Json::parse(directory.read("disk.json"))->find("storage"), *Json::parse(result.out)->find("storage"));
+  }
+  directory.write("disk.json", "{}");
+  const Result refused = run(directory, merged);
+  EXPECT_EQ(refused.exit, 2);
+  EXPECT_NE(refused.err.find("disk.json: /overlace_machine: got null, wanted 1"), std::string::npos) << refused.err;
 }
 
 TEST(Gnn, BadWordsAreRefusedAndNothingIsLeft) {
@@ -114,6 +132,10 @@ TEST(Gnn, SamplesPlansPacksAndVerifies) {
   ASSERT_EQ(planned.exit, 0) << planned.err;
   const Json first = Json::parse(planned.out)->find("rows")->as_array()[0];
   EXPECT_EQ(first.find("binds")->as_string(), "compute");
+  const Json none = *Json::parse(planned.out)->find("disk");
+  EXPECT_EQ(none.find("GBps")->as_double(), 1);
+  EXPECT_NE(none.find("origin")->as_string().find("assumed: machine cpu2 has no figures of the disk"),
+            std::string::npos);
 
   const std::vector<std::string> pack = {"pack",    "g.ovg", "--gpu-cache", "16KiB",  "--cpu-cache", "16KiB",
                                          "--order", "fixed", "--memory",    "128KiB", "--json",      "packed.json"};
@@ -194,7 +216,8 @@ TEST(Gnn, SimulatesAnEpochFromItsPacks) {
     const Result packed = run(directory, {"pack", "g.ovg", "--cpu-cache", "16KiB", "--order", order, "--segment", "8"});
     ASSERT_EQ(packed.exit, 0) << packed.err;
   }
-  directory.write("disk.json", R"({"storage": {"read_GBps": {"1048576": 0.05, "4096": 0.01}}})");
+  directory.write("disk.json", R"({"overlace_machine": 1, "name": "slow", "storage": {"read_GBps":
+      {"points": [[4096, 0.01], [1048576, 0.05]], "source": "measured", "x": "bytes"}}})");
   const Result all = simulated({"--machine", "disk.json", "--compute-ms", "0.5", "--trace", "t.json", "--json", "-"});
   ASSERT_EQ(all.exit, 0) << all.err;
   const Json rows = *Json::parse(all.out)->find("rows");
@@ -224,8 +247,10 @@ TEST(Gnn, SimulatesAnEpochFromItsPacks) {
   refused({"--packs", "other"}, "g.ovg: packs are \"other\", wanted packs of train: fixed, segments");
   refused({"--link", "-1"}, "--link is -1, wanted 0 to 1000000");
   refused({"--trace", "t.txt"}, "trace file t.txt: wanted a name that ends in .json");
+  EXPECT_NE(simulated({"--machine", "disk.json"}).out.find("disk: 0.050 GB/s, pages 0.010 (measured, machine slow)\n"),
+            std::string::npos);
   directory.write("bad.json", R"({"storage": {"read_GBps": {"1048576": 1}}})");
-  refused({"--machine", "bad.json"}, "bad.json: storage.read_GBps.4096 is missing");
+  refused({"--machine", "bad.json"}, "bad.json: /overlace_machine: got null, wanted 1");
 }
 
 TEST(Gnn, RefusesWordsAndArtefactsThatAreNone) {
