@@ -55,6 +55,7 @@ struct GnnPackWords {
   int depth = 3, threads = 0;
   GnnRateWords rates;
   bool quiet = false, is_dry = false;
+  bool fits = false;  // plan: caches of the memory that is at hand
 };
 
 struct GnnVerifyWords {

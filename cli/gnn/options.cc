@@ -10,10 +10,10 @@ namespace overlace::cli {
 
 namespace {
 
-void add_levels(CLI::App* app, GnnPackWords* w) {
+void add_levels(CLI::App* app, GnnPackWords* w, const char* gpu, const char* cpu) {
   app->add_option("artefact", w->artefact, "Directory that `sample` has made")->required();
-  app->add_option("--gpu-cache", w->gpu_cache, "Rows that stay in the GPU's memory, in bytes")->capture_default_str();
-  app->add_option("--cpu-cache", w->cpu_cache, "Rows in the CPU's memory, in bytes")->capture_default_str();
+  app->add_option("--gpu-cache", w->gpu_cache, gpu)->capture_default_str();
+  app->add_option("--cpu-cache", w->cpu_cache, cpu)->capture_default_str();
   app->add_option("--disk", w->disk, "Limit of packs and disk cache; 0: none")->capture_default_str();
   app->add_option("--json", w->json, "Write the result as JSON to this file; - is stdout");
 }
@@ -39,14 +39,17 @@ void add_sample(CLI::App* gnn, GnnSampleWords* w) {
 void add_steps(CLI::App* gnn, GnnWords* words) {
   add_sample(gnn, &words->sample);
   CLI::App* plan = gnn->add_subcommand("plan", "Orders and depths ranked by the epochs they allow; nothing is written");
-  add_levels(plan, &words->plan);
+  add_levels(plan, &words->plan, "Memory of the GPU for caches and buffers; 0: it trains on CPUs",
+             "Memory of the host for caches and buffers");
+  plan->add_flag("--fit", words->plan.fits,
+                 "Caches for three quarters of the memory that is free, and half of the GPU's");
   plan->add_option("--ranks", words->plan.ranks, "Ranks that train together, each with memory of these sizes")
       ->capture_default_str();
   add_gnn_rates(plan, &words->plan.rates);
   plan->add_option("--threads", words->plan.threads, "Threads (default: the cores)");
   CLI::App* pack = gnn->add_subcommand("pack", "Write the rows of each batch in the order of use; goes on if killed");
   GnnPackWords& p = words->pack;
-  add_levels(pack, &p);
+  add_levels(pack, &p, "Rows that stay in the GPU's memory, in bytes", "Rows in the CPU's memory, in bytes");
   pack->add_option("--dataset", p.dataset, "Directory of the dataset (default: where it was sampled)");
   pack->add_option("--policy", p.policy, "belady, static, lru or none")->capture_default_str();
   pack->add_option("--order", p.order, "auto, fixed, segments or shuffle")->capture_default_str();

@@ -199,6 +199,55 @@ TEST(Gnn, SamplesEpochsAndPacksForRanks) {
             std::string::npos);
 }
 
+TEST(Gnn, PlansForTheMemoryThatIsFree) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "4096", "--dim", "32"}).exit, 0);
+  ASSERT_EQ(run(directory, {"sample", "g", "--out", "g.ovg", "--fanouts", "4,3", "--batch-size", "16"}).exit, 0);
+  const std::map<std::string, std::string> no_gpu = {{"CUDA_VISIBLE_DEVICES", ""}};
+  const auto planned = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"plan", "g.ovg", "--json", "-"});
+    const Result result = run(directory, words, no_gpu);
+    EXPECT_EQ(result.exit, 0) << result.err;
+    return *Json::parse(result.out);
+  };
+  const auto packs_as_planned = [&](const Json& plan) {
+    std::vector<std::string> words;
+    for (const Json& word : plan.find("pack")->as_array()) words.push_back(word.as_string());
+    ASSERT_GT(words.size(), 2u);
+    EXPECT_EQ(words[1], "gnn");
+    words.erase(words.begin(), words.begin() + 2);
+    words.insert(words.end(), {"--json", "packed.json", "--dry-run"});
+    const Result packed = run(directory, words);
+    ASSERT_EQ(packed.exit, 0) << packed.err;
+    int64_t bytes_read = 0;
+    const Json manifest = *Json::parse(directory.read("packed.json"));
+    for (const Json& packs : manifest.find("packs")->as_array()) bytes_read += packs.find("bytes_read")->as_int();
+    EXPECT_EQ(bytes_read, plan.find("rows")->as_array()[0].find("bytes_read")->as_int());
+  };
+  // Two megabytes of rows fit into what is free.
+  const Json fitted = planned({"--fit"});
+  const int64_t free_bytes = fitted.find("memory")->find("cpu_bytes")->as_int();
+  const Json& best = fitted.find("rows")->as_array()[0];
+  EXPECT_EQ(best.find("cpu_rows")->as_int(), 4096);
+  EXPECT_EQ(best.find("gpu_rows")->as_int(), 0);
+  EXPECT_GT(best.find("memory_cpu")->as_int(), 4096 * 128);
+  EXPECT_LE(best.find("memory_cpu")->as_int(), free_bytes);
+  EXPECT_EQ(fitted.find("memory")->find("gpu_bytes")->as_int(), 0);
+  packs_as_planned(fitted);
+  // Told memory on CPUs, of which caches get what buffers leave.
+  const int64_t told_bytes = best.find("memory_cpu")->as_int() - (128 << 10);
+  const Json told = planned({"--cpu-cache", std::to_string(told_bytes)});
+  const Json& first = told.find("rows")->as_array()[0];
+  EXPECT_GT(first.find("cpu_rows")->as_int(), 0);
+  EXPECT_LT(first.find("cpu_rows")->as_int(), 4096);
+  EXPECT_LE(first.find("memory_cpu")->as_int(), told_bytes);
+  packs_as_planned(told);
+  EXPECT_TRUE(planned({"--cpu-cache", "1KiB"}).find("pack")->as_array().empty());
+  const Result both = run(directory, {"plan", "g.ovg", "--fit", "--cpu-cache", "1MiB"});
+  EXPECT_EQ(both.exit, 2);
+  EXPECT_NE(both.err.find("--fit with --gpu-cache 0 and --cpu-cache 1MiB, wanted neither of them"), std::string::npos);
+}
+
 TEST(Gnn, SimulatesAnEpochFromItsPacks) {
   const Directory directory;
   ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "4096", "--dim", "32"}).exit, 0);

@@ -95,8 +95,8 @@ base::Status Loader::allocate() {
                          bytes_.device_ring, bytes_.device_outputs);
   if (options_.memory_bytes > 0 && bytes_.host() > options_.memory_bytes)
     return base::error(Errc::out_of_memory,
-                       "{}: packs {} were planned for {}; memory_bytes is {}. Pack again with smaller caches: "
-                       "overlace gnn pack {} --cpu-cache ...",
+                       "{}: packs {} were planned for {}; memory_bytes is {}. Pack again with smaller caches, which "
+                       "overlace gnn plan {} --fit finds for this machine",
                        directory_, options_.packs, list, options_.memory_bytes, directory_);
   const auto take = [&](int64_t bytes, io::AlignedBuffer* out) -> base::Status {
     auto buffer = io::AlignedBuffer::allocate(static_cast<size_t>(bytes));
@@ -122,10 +122,11 @@ base::Status Loader::allocate_on_device(const std::string& list) {
                                   {bytes_.device_outputs, &buffers_.device_outputs}}) {
     const auto memory = device_->allocate(bytes);
     if (!memory.ok() && memory.status().code() == Errc::out_of_memory)
-      return base::error(Errc::out_of_memory,
-                         "{}: packs {} were planned for {}; {} bytes are not to be had. Pack again with smaller caches:"
-                         " overlace gnn pack {} --gpu-cache ...",
-                         directory_, options_.packs, list, bytes, directory_);
+      return base::error(
+          Errc::out_of_memory,
+          "{}: packs {} were planned for {}; {} bytes are not to be had. Pack again with smaller caches, "
+          "which overlace gnn plan {} --fit finds for this machine",
+          directory_, options_.packs, list, bytes, directory_);
     if (!memory.ok()) return memory.status();
     *to = *memory;
   }
