@@ -146,21 +146,27 @@ int gnn_pack(const GnnPackWords& words) {
 
 int gnn_verify(const GnnVerifyWords& words) {
   std::optional<gnn::Dataset> dataset;
-  if (words.deep) dataset = dataset_of(words.dataset, words.artefact);
+  if (words.deep || words.repairs) dataset = dataset_of(words.dataset, words.artefact);
   const double packs = static_cast<double>(gnn::read_manifest(words.artefact).value().packs.size());
-  Steps steps(words.quiet, std::max(1.0, packs * (words.deep ? 2 : 1)));
+  Steps steps(words.quiet, std::max(1.0, packs * (1 + (words.deep ? 1 : 0) + (words.repairs ? 2 : 0))));
+  std::vector<std::string> repaired;
+  if (words.repairs)
+    repaired =
+        gnn::repair_artefact(*dataset, words.artefact, parse_size("--memory", words.memory), steps.taker()).value();
   const gnn::VerifyReport report =
-      gnn::verify_artefact(words.artefact, dataset ? &*dataset : nullptr, steps.taker()).value();
+      gnn::verify_artefact(words.artefact, words.deep ? &*dataset : nullptr, steps.taker()).value();
   steps.clear();
-  const std::string text =
-      words.artefact + (words.deep ? ": as made of its dataset\n" : ": whole\n") +
-      line("files", base::format("{}, {}", report.files, gigabytes(report.bytes))) +
-      line("checked", base::format("{} extents, {} pages of the disk cache", report.extents, report.pages));
-  const Json json = Json::Object{{"files", report.files},
-                                 {"bytes", report.bytes},
-                                 {"extents", report.extents},
-                                 {"pages", report.pages},
-                                 {"deep", words.deep}};
+  std::string text;
+  Json names = Json::array();
+  for (const std::string& name : repaired) {
+    text += base::format("packs {} were damaged and are made anew\n", name);
+    names.push_back(name);
+  }
+  text += words.artefact + (words.deep ? ": as made of its dataset\n" : ": whole\n") +
+          line("files", base::format("{}, {}", report.files, gigabytes(report.bytes))) +
+          line("checked", base::format("{} extents, {} pages of the disk cache", report.extents, report.pages));
+  const Json json = Json::Object{{"files", report.files}, {"bytes", report.bytes}, {"extents", report.extents},
+                                 {"pages", report.pages}, {"deep", words.deep},    {"repaired", std::move(names)}};
   write_result(with_schema("gnn_verify", json), text, words.json).or_throw();
   return 0;
 }

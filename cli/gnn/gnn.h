@@ -59,8 +59,8 @@ struct GnnPackWords {
 };
 
 struct GnnVerifyWords {
-  std::string artefact, dataset, json;
-  bool deep = false, quiet = false;
+  std::string artefact, dataset, memory = "1GiB", json;
+  bool deep = false, repairs = false, quiet = false;
 };
 
 struct GnnWords {

@@ -65,7 +65,9 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   GnnVerifyWords& v = words->verify;
   verify->add_option("artefact", v.artefact, "Directory of the artefact")->required();
   verify->add_flag("--deep", v.deep, "Make every packed byte anew and compare");
+  verify->add_flag("--repair", v.repairs, "Pack anew, from the dataset, the packs that are missing, cut or damaged");
   verify->add_option("--dataset", v.dataset, "Directory of the dataset (default: where it was sampled)");
+  verify->add_option("--memory", v.memory, "Limit of what --repair holds of the features")->capture_default_str();
   verify->add_flag("--quiet", v.quiet, "No progress");
   verify->add_option("--json", v.json, "Write the result as JSON to this file; - is stdout");
   CLI::App* train = gnn->add_subcommand("train", "Train a model by PyTorch: python3 -m overlace.gnn.train");

@@ -24,7 +24,7 @@ extern "C" {
 
 /* The version grows when a function is added or a struct grows. Programs that were compiled for a smaller version
  * must be compiled again. */
-#define OVL_API_VERSION 14
+#define OVL_API_VERSION 15
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 

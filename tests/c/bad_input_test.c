@@ -83,7 +83,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null, wanted an address", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 14)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 15)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -156,7 +156,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 14)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 15)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -179,14 +179,14 @@ static void test_signals(fixture* f) {
   INVALID("ovl_channel_handle: handle is null, wanted an address", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
   INVALID("ovl_channel_handle: first is null, wanted an address", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
   INVALID("ovl_channel_handle: channel is null, wanted a channel", ovl_channel_handle(NULL, 0, pod, 176, NULL));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 14)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 15)",
                ovl_channel_handle(f->channel, 0, pod, sizeof pod, NULL));
   EXPECT_OK(ovl_channel_handle(f->channel, 0, pod, 176, NULL));
   int64_t words[OVL_WORD_BASES + 1];
   INVALID("ovl_handle_words: handle is null, wanted an address", ovl_handle_words(NULL, 176, 0, words, 18));
   INVALID("ovl_handle_words: words is null, wanted an address", ovl_handle_words(pod, 176, 0, NULL, 18));
   INVALID("ovl_handle_words: count is 17, wanted 18", ovl_handle_words(pod, 176, 0, words, 17));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_handle_words: bytes is 256, wanted 176 (OVL_API_VERSION 14)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_handle_words: bytes is 256, wanted 176 (OVL_API_VERSION 15)",
                ovl_handle_words(pod, sizeof pod, 0, words, 18));
   EXPECT_OK(ovl_handle_words(pod, 176, 5, words, 18));
   CHECK(words[OVL_WORD_RANK] == 0 && words[OVL_WORD_SIZE] == 1 && words[OVL_WORD_FIRST_ID] == 5);
@@ -266,7 +266,7 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.scales is 3, wanted 0 (none), 1 (tensor) or 2 (rows)",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 104, wanted 112 (OVL_API_VERSION 14)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 104, wanted 112 (OVL_API_VERSION 15)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null, wanted an address", ovl_schedule_make(&op, NULL, 1, &made));

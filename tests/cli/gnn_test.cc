@@ -199,6 +199,24 @@ TEST(Gnn, SamplesEpochsAndPacksForRanks) {
             std::string::npos);
 }
 
+TEST(Gnn, RepairsPacks) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "2048", "--dim", "16"}).exit, 0);
+  ASSERT_EQ(run(directory, {"sample", "g", "--out", "g.ovg", "--fanouts", "4,3", "--batch-size", "16"}).exit, 0);
+  ASSERT_EQ(run(directory, {"pack", "g.ovg", "--cpu-cache", "16KiB", "--order", "fixed"}).exit, 0);
+  const std::string good = directory.read("g.ovg/packs-fixed.ovk");
+  std::string bad = good;
+  bad[bad.size() / 2] ^= 1;
+  directory.write("g.ovg/packs-fixed.ovk", bad);
+  EXPECT_EQ(run(directory, {"verify", "g.ovg"}).exit, 5);
+  const Result repaired = run(directory, {"verify", "g.ovg", "--repair", "--deep"});
+  ASSERT_EQ(repaired.exit, 0) << repaired.err;
+  EXPECT_NE(repaired.out.find("packs fixed were damaged and are made anew\n"), std::string::npos) << repaired.out;
+  EXPECT_TRUE(directory.read("g.ovg/packs-fixed.ovk") == good);
+  const Result whole = run(directory, {"verify", "g.ovg", "--repair", "--json", "-"});
+  EXPECT_TRUE(Json::parse(whole.out)->find("repaired")->as_array().empty()) << whole.out;
+}
+
 TEST(Gnn, PlansForTheMemoryThatIsFree) {
   const Directory directory;
   ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "4096", "--dim", "32"}).exit, 0);

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 
-from overlace.gnn.artefact import Artefact, OfflineSampler, pack, verify
+from overlace.gnn.artefact import Artefact, OfflineSampler, pack, repair, verify
 from overlace.gnn.dataset import Dataset, generate, import_dataset
 from overlace.gnn.dlpack import DlpackArray
 from overlace.gnn.loader import Batch, PackedLoader
@@ -35,6 +35,7 @@ __all__ = [
     "import_dataset",
     "nn",
     "pack",
+    "repair",
     "verify",
 ]
 

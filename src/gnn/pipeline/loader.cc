@@ -8,6 +8,7 @@
 #include "src/base/crc32c.h"
 #include "src/gnn/pack/files.h"
 #include "src/gnn/pipeline/epoch.h"
+#include "src/gnn/store/generation.h"
 
 namespace overlace::gnn {
 namespace {
@@ -53,6 +54,7 @@ base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory,
     if (!opened.ok()) return opened.status();
     (file == PackFile::packs ? loader->packs_ : loader->pages_) = std::move(*opened);
   }
+  if (!loader->options_.source.empty()) OVERLACE_TRY(loader->open_source());
   const TraceEntry* trace = loader->manifest_.trace(entry->split);
   loader->trace_batches_ = trace == nullptr ? 1 : trace->batches;
   loader->options_.packs = entry->name;
@@ -62,6 +64,16 @@ base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory,
   OVERLACE_TRY(loader->allocate());
   OVERLACE_TRY(loader->load_caches());
   return loader;
+}
+
+base::Status Loader::open_source() {
+  const auto dataset = Dataset::open(options_.source);
+  if (!dataset.ok()) return dataset.status();
+  OVERLACE_TRY(check_dataset(manifest_, *dataset, directory_));
+  auto rows = RowStore::open(*dataset, {.io = {.engine = options_.io.engine}});
+  if (!rows.ok()) return rows.status();
+  source_ = std::move(*rows);
+  return {};
 }
 
 Loader::Loader(std::string directory, LoaderOptions options)
@@ -227,8 +239,8 @@ base::Status Loader::start(int64_t epoch, int64_t position) {
   }
   cache_at_ = kNowhere;
   epoch_ = std::make_unique<Epoch>(
-      EpochContext{plan_, options_, buffers_, *engine_, device_.get(), packs_, pages_, trace_batches_}, batches,
-      skipped, position);
+      EpochContext{plan_, options_, buffers_, *engine_, device_.get(), source_.get(), packs_, pages_, trace_batches_},
+      batches, skipped, position);
   return {};
 }
 
