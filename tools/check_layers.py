@@ -72,6 +72,7 @@ PUBLIC = {
     "tune.h": "tuning",
     "async_collective.h": "runtime",
     "co2.h": "train",
+    "gnn.h": "gnn",
     "offload.h": "offload",
     "capi.h": "capi",
     "capi_co2.h": "capi",

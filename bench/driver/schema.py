@@ -108,3 +108,10 @@ def check_file(path: Path) -> list[str]:
         if record.get("status") == "ok" and "time_us" in record and record.get("verify", {}).get("ok") is False:
             found.append(f"{place}: timed although wrong")
     return found
+
+
+def storage_of(figures: dict) -> dict:
+    """What records have as `storage`, from what `overlace gnn diskbench --json` writes: plain numbers, by bytes."""
+    storage = figures["storage"]
+    read = {str(round(size)): rate for size, rate in storage["read_GBps"]["points"]}
+    return {"read_GBps": read, **{key: storage[key][0] for key in ("read_kIOPS", "write_GBps", "start_us")}}

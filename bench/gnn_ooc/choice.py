@@ -10,7 +10,6 @@ first, and the fastest and the slowest of all, run again in turns.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
@@ -65,10 +64,9 @@ class Settings:
         self.row = self._sampled_manifest()["dataset"]["row_bytes"]
         self.disk = round(options.blow_up * options.vertices) * self.row
         rate = _native.size("pace", options.pace) / 1e9
-        machine = folder / "played.json"
-        machine.write_text(json.dumps({"storage": {"read_GBps": {"1048576": rate, "4096": rate}}}))
+        machine = ooc.played_machine(folder / "played.json", rate)
         memory = ["--gpu-cache", options.gpu_memory, "--cpu-cache", options.cpu_memory, "--disk", str(self.disk)]
-        rates = ["--machine", str(machine), "--compute-ms", str(options.compute_ms)]
+        rates = ["--machine", machine, "--compute-ms", str(options.compute_ms)]
         self.ranked = ooc.command(str(self._sampled), *memory, *rates, group=("gnn", "plan"))["rows"]
 
     def _sampled_manifest(self) -> dict:

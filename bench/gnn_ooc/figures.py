@@ -24,6 +24,7 @@ import accuracy
 import disk_cache
 import numpy as np
 import ooc
+import schema
 import systems
 import torch
 from overlace import gnn
@@ -296,7 +297,8 @@ def packing(records: ooc.Records, options: argparse.Namespace, run: gnn.Artefact
 def pace(records: ooc.Records, options: argparse.Namespace, run: gnn.Artefact, work: ooc.Work) -> None:
     """Epochs without a model from the disk that is there, played at a half and a quarter of its rate."""
     if options.disk is None:
-        storage = ooc.command("diskbench", str(run.path.parent), "--size", "256MiB", "--seconds", "0.5")["storage"]
+        disk = ooc.command("diskbench", str(run.path.parent), "--size", "256MiB", "--seconds", "0.5")
+        storage = schema.storage_of(disk)
         records.add("disk", "overlace gnn diskbench in the same directory", "disk", storage=storage)
         rate = storage["read_GBps"]["1048576"] * 1e9
     else:

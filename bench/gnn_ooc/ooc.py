@@ -287,11 +287,17 @@ class Work:
         return model, torch.optim.Adam(model.parameters(), lr=3e-3)
 
 
+def played_machine(path: Path, rate: float) -> str:
+    """Writes a machine file whose disk reads `rate` GB/s in requests of any size; its name."""
+    read = {"points": [[4096, rate], [1048576, rate]], "source": "prior", "x": "bytes"}
+    path.write_text(json.dumps({"overlace_machine": 1, "name": "played", "storage": {"read_GBps": read}}))
+    return str(path)
+
+
 def predicted_us(run: gnn.Artefact, packs: str, pace: int, compute_ms: float) -> float:
     """A training epoch as `overlace sim graph gnn` has it, from a disk of `pace` bytes per second."""
-    disk = run.path.parent / "played.json"
-    disk.write_text(json.dumps({"storage": {"read_GBps": {"1048576": pace / 1e9, "4096": pace / 1e9}}}))
-    words = ["--packs", packs, "--machine", str(disk), "--compute-ms", str(compute_ms)]
+    disk = played_machine(run.path.parent / "played.json", pace / 1e9)
+    words = ["--packs", packs, "--machine", disk, "--compute-ms", str(compute_ms)]
     rows = command(str(run.path), *words, group=("sim", "graph", "gnn"))["rows"]
     return next(row["epoch_s"] for row in rows if row["way"] == "pipelined") * 1e6
 
@@ -479,7 +485,7 @@ def measure(records: Records, options: argparse.Namespace, directory: Path) -> N
     }
     if "disk" in wanted:
         disk = command("diskbench", str(directory), "--size", "256MiB", "--seconds", "0.5")
-        records.add("disk", "overlace gnn diskbench in the same directory", "disk", storage=disk["storage"])
+        records.add("disk", "overlace gnn diskbench in the same directory", "disk", storage=schema.storage_of(disk))
     if "counted" in wanted or "rows" in wanted:
         count_and_time_rows(records, run, work, ways, loaders)
     time_ways(records, work, ways, wanted)

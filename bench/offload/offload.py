@@ -193,7 +193,7 @@ def disk_rate(records: Records, work: Path) -> float:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode != 0:
         raise SystemExit(f"overlace gnn diskbench: {done.stderr}")
-    storage = json.loads(done.stdout)["storage"]
+    storage = schema.storage_of(json.loads(done.stdout))
     records.add("disk", "overlace gnn diskbench in the same directory", "diskbench", storage=storage)
     return storage["read_GBps"]["1048576"]
 

@@ -9,9 +9,12 @@
 #include <iterator>
 
 #include "cli/calibrate/file.h"
+#include "cli/calibrate/host_link.h"
 #include "cli/calibrate/points.h"
 #include "cli/calibrate/rig.h"
 #include "cli/doctor/machine.h"
+#include "cli/host_rates.h"
+#include "cli/problem.h"
 #include "cli/progress.h"
 #include "cli/run/outputs.h"
 #include "cli/thread_ranks.h"
@@ -38,6 +41,8 @@ constexpr double kGpuResidual = 0.05, kCpuResidual = 0.2;
 // Shares of the time.
 constexpr double kBasicShare = 0.5, kContentionShare = 0.1, kDutyShare = 0.08, kOperatorShare = 0.3;
 constexpr double kProductShare = 0.1;  // GPUs: of the basic ones
+constexpr double kDiskSeconds = 0.5;   // of each point
+constexpr int64_t kHostLinkBytes[] = {int64_t{64} << 10, int64_t{1} << 20, int64_t{16} << 20, int64_t{256} << 20};
 
 struct Work {
   PointOptions points;
@@ -279,6 +284,18 @@ std::string path_of(const CalibrateWords& words, bool is_gpu) {
   return path;
 }
 
+/// Figures of the disk under --disk; without that option none.
+spec::Machine::Storage measured_disk(const CalibrateWords& words) {
+  if (words.disk.empty()) return {};
+  io::MeasureOptions options;
+  options.file_bytes = parse_size("--disk-size", words.disk_size);
+  options.seconds = kDiskSeconds;
+  Progress progress(stderr, shows_progress(STDERR_FILENO, false), 1);
+  progress.begin("timing the disk", 1);
+  options.progress = [&](std::string_view, double share) { progress.update(share); };
+  return storage_of(io::measure_storage(words.disk, options).value());
+}
+
 std::string table(const std::vector<Residual>& residuals) {
   std::string out = base::format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}{:>10}\n", "probe", "points", "held out",
                                  "fit p50", "held out p50", "held out max", "spread");
@@ -298,6 +315,7 @@ std::string table(const std::vector<Residual>& residuals) {
 int calibrate(const CalibrateWords& words) {
   const Work work = work_of(words);
   const std::string path = path_of(words, work.points.is_gpu);
+  const spec::Machine::Storage storage = measured_disk(words);
   Circumstances around;
   around.when = today("%Y-%m-%dT%H:%M:%SZ");
   around.load_before = load_average();
@@ -318,6 +336,9 @@ int calibrate(const CalibrateWords& words) {
                       : work.points.is_gpu   ? kGpuResidual
                                              : kCpuResidual;
   check_residuals(fit.residuals, most).or_throw();
+  fit.machine.storage = storage;
+  if (work.points.is_gpu)
+    fit.machine.host.to_device_us = time_host_link(gnn::open_gpu(0).value(), kHostLinkBytes).value();
   const std::string text = machine_text(fit, points, around);
   (void)spec::machine_from_json(text, path);  // what is written can be read
   base::write_file(path, text).or_throw();

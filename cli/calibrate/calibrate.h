@@ -12,8 +12,9 @@ struct CalibrateWords {
   std::string name = "here";
   std::string out;  // empty: NAME.json, unless that is the name of a shipped machine
   std::string backend = "auto", dtype;
-  std::optional<double> minutes;  // none: 1, on GPUs 2
-  double max_residual = 0;        // percent; 0: 5 on GPUs, 20 on CPU ranks
+  std::string disk, disk_size = "1GiB";  // disk: a directory on it; empty: the file has no figures of one
+  std::optional<double> minutes;         // none: 1, on GPUs 2
+  double max_residual = 0;               // percent; 0: 5 on GPUs, 20 on CPU ranks
 };
 
 /// Exit code. Nothing is written where check_residuals() refuses the fit.

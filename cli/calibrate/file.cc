@@ -146,6 +146,10 @@ std::string machine_text(const Fit& fit, const std::vector<Point>& points, const
   notes.set("residuals", residuals_json(fit.residuals)).set("points", points_json(points, fit));
   if (!around.links.empty()) notes.set("links", links_json(around.links));
   machine.set("x-calibration", std::move(notes));
+  return machine_file_text(machine);
+}
+
+std::string machine_file_text(const Json& machine) {
   std::string out;
   write(machine, 2, 0, &out);
   return out + "\n";

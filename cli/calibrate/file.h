@@ -7,6 +7,7 @@
 #include "cli/calibrate/fit.h"
 #include "cli/calibrate/links.h"
 #include "overlace/machine.h"
+#include "src/base/json.h"
 #include "src/base/status.h"
 #include "src/runtime/backend.h"
 
@@ -29,5 +30,8 @@ double core_mhz();
 
 /// One key of the second level a line, as the shipped files.
 std::string machine_text(const Fit& fit, const std::vector<Point>& points, const Circumstances& around);
+
+/// A machine as JSON, with a line for each member of its parts.
+std::string machine_file_text(const base::Json& machine);
 
 }  // namespace overlace::cli

@@ -7,6 +7,7 @@
 #include "cli/doctor/link.h"
 #include "cli/doctor/machine.h"
 #include "cli/doctor/python.h"
+#include "cli/host_rates.h"
 #include "cli/run/outputs.h"
 #include "overlace/runtime.h"
 #include "src/base/env.h"
@@ -83,7 +84,9 @@ Json machine_json(const RuntimeOptions& options, int ranks, bool on_gpus) {
   found.status().or_throw();
   return Json::Object{{"origin", found->origin},
                       {"digest", found->machine.has_costs() ? Json(spec::digest(found->machine)) : Json()},
-                      {"date", found->machine.date}};
+                      {"date", found->machine.date},
+                      {"disk", storage_text(found->machine)},
+                      {"host_link", host_link_text(found->machine)}};
 }
 
 /// What overlace takes without arguments, here and now.
@@ -215,6 +218,8 @@ void use_text(const Json& use, int64_t cores, Page& page) {
   const Json& digest = *machine.find("digest");
   page.line("machine",
             machine.find("origin")->as_string() + (digest.is_null() ? "" : ", digest " + digest.as_string()));
+  page.line("its disk", machine.find("disk")->as_string());
+  page.line("its host link", machine.find("host_link")->as_string());
   if (!use.find("link")->is_null()) page.line("link", use.find("link")->as_string() + "  [emulated]");
   if (use.find("adversary")->as_bool()) page.line("adversary", "on: puts are late, split and out of order");
 }

@@ -153,6 +153,8 @@ MemoryFacts memory_facts() {
     const auto limit = integer_of(text_of(file));
     if (limit && (!facts.limit_bytes || *limit < *facts.limit_bytes)) facts.limit_bytes = limit;
   }
+  const auto old_limit = integer_of(text_of("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+  if (!facts.limit_bytes && old_limit && *old_limit < facts.total_bytes) facts.limit_bytes = old_limit;
   struct statvfs shm {};
   if (::statvfs("/dev/shm", &shm) == 0)
     facts.shm_free_bytes = static_cast<int64_t>(shm.f_bavail) * static_cast<int64_t>(shm.f_frsize);

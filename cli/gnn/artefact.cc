@@ -8,14 +8,12 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
-#include <thread>
 
 #include "cli/gnn/gnn.h"
 #include "cli/problem.h"
 #include "cli/progress.h"
 #include "cli/run/outputs.h"
 #include "src/gnn/dataset/dataset.h"
-#include "src/gnn/plan/tune.h"
 
 namespace overlace::cli {
 namespace {
@@ -99,27 +97,6 @@ int show(const std::string& directory, const gnn::Manifest& manifest, const std:
   return 0;
 }
 
-/// Bytes read, of all ranks, and seconds are those of one training epoch of `epochs`.
-Json tuned_json(const gnn::Tuned& t, int64_t epochs) {
-  if (!t.refused.empty()) return Json::Object{{"depth", t.request.options.depth}, {"refused", t.refused}};
-  const gnn::Prediction& p = t.prediction;
-  return Json::Object{{"order", gnn::name_of(p.options.order.order)},
-                      {"segment_batches", p.options.order.segment_batches},
-                      {"policy", gnn::name_of(p.options.policy)},
-                      {"depth", p.options.depth},
-                      {"page_bytes", p.options.disk.page_bytes},
-                      {"gpu_rows", std::ssize(p.plan.start.gpu)},
-                      {"cpu_rows", std::ssize(p.plan.start.cpu)},
-                      {"bytes_read", t.bytes_read / epochs},
-                      {"bytes_on_disk", t.bytes_on_disk},
-                      {"blow_up", p.plan.blow_up},
-                      {"memory_cpu", p.memory.cpu()},
-                      {"epoch_s", t.time.us * 1e-6 / static_cast<double>(epochs)},
-                      {"bound_s", t.bound.seconds() / static_cast<double>(epochs)},
-                      {"sequential_s", t.time.sequential_us() * 1e-6 / static_cast<double>(epochs)},
-                      {"binds", t.bound.binds()}};
-}
-
 }  // namespace
 
 int gnn_sample(const GnnSampleWords& words) {
@@ -135,46 +112,6 @@ int gnn_sample(const GnnSampleWords& words) {
   const gnn::Manifest manifest = gnn::sample_artefact(dataset, words.out, request).value();
   steps.clear();
   return show(words.out, manifest, words.json);
-}
-
-int gnn_plan(const GnnPackWords& words) {
-  const gnn::Manifest manifest = gnn::read_manifest(words.artefact).value();
-  if (words.ranks < 1 || words.ranks > gnn::kMaxRanks)
-    base::invalid_argument("--ranks is {}, wanted 1 to {}", words.ranks, gnn::kMaxRanks).or_throw();
-  gnn::PackEntry packs;
-  packs.epochs = manifest.sampled_epochs(gnn::Split::train);
-  packs.ranks = words.ranks;
-  if (packs.epochs == 0) base::invalid_argument("{}: split train is not sampled", words.artefact).or_throw();
-  std::vector<gnn::SelectedTrace> shares;
-  std::vector<const gnn::InputTrace*> traces;
-  for (packs.rank = 0; packs.rank < words.ranks; ++packs.rank)
-    shares.push_back(gnn::SelectedTrace::open(words.artefact, manifest, packs, packs.rank == 0).value());
-  for (const gnn::SelectedTrace& share : shares) traces.push_back(&share.trace());
-  const int64_t epoch_batches = shares.front().epoch_batches();
-  gnn::FitRequest base;
-  base.gpu_bytes = parse_size("--gpu-cache", words.gpu_cache, true);
-  base.cpu_bytes = parse_size("--cpu-cache", words.cpu_cache, true);
-  base.disk_bytes = parse_size("--disk", words.disk, true);
-  base.options.row_bytes = manifest.row_bytes;
-  base.options.epoch_batches = epoch_batches;
-  const int threads = words.threads > 0 ? words.threads : static_cast<int>(std::thread::hardware_concurrency());
-  const std::vector<gnn::Tuned> ranked =
-      gnn::tune(traces, gnn::candidates_of(base, epoch_batches), rates_of(words.rates), std::max(threads, 1)).value();
-  Json json = Json::array();
-  std::string text = base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>9}  {}\n", "order", "segment", "policy",
-                                  "depth", "read", "on disk", "epoch", "binds");
-  for (const gnn::Tuned& t : ranked) {
-    json.push_back(tuned_json(t, packs.epochs));
-    const gnn::LevelOptions& o = t.prediction.options;
-    text += t.refused.empty()
-                ? base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>7.2f} s  {}\n", gnn::name_of(o.order.order),
-                               o.order.segment_batches, gnn::name_of(o.policy), o.depth,
-                               gigabytes(t.bytes_read / packs.epochs), gigabytes(t.bytes_on_disk),
-                               t.time.us * 1e-6 / static_cast<double>(packs.epochs), t.bound.binds())
-                : base::format("depth {}: {}\n", t.request.options.depth, t.refused);
-  }
-  write_result(with_schema("gnn_plan", std::move(json)), text, words.json).or_throw();
-  return 0;
 }
 
 int gnn_pack(const GnnPackWords& words) {
@@ -209,21 +146,27 @@ int gnn_pack(const GnnPackWords& words) {
 
 int gnn_verify(const GnnVerifyWords& words) {
   std::optional<gnn::Dataset> dataset;
-  if (words.deep) dataset = dataset_of(words.dataset, words.artefact);
+  if (words.deep || words.repairs) dataset = dataset_of(words.dataset, words.artefact);
   const double packs = static_cast<double>(gnn::read_manifest(words.artefact).value().packs.size());
-  Steps steps(words.quiet, std::max(1.0, packs * (words.deep ? 2 : 1)));
+  Steps steps(words.quiet, std::max(1.0, packs * (1 + (words.deep ? 1 : 0) + (words.repairs ? 2 : 0))));
+  std::vector<std::string> repaired;
+  if (words.repairs)
+    repaired =
+        gnn::repair_artefact(*dataset, words.artefact, parse_size("--memory", words.memory), steps.taker()).value();
   const gnn::VerifyReport report =
-      gnn::verify_artefact(words.artefact, dataset ? &*dataset : nullptr, steps.taker()).value();
+      gnn::verify_artefact(words.artefact, words.deep ? &*dataset : nullptr, steps.taker()).value();
   steps.clear();
-  const std::string text =
-      words.artefact + (words.deep ? ": as made of its dataset\n" : ": whole\n") +
-      line("files", base::format("{}, {}", report.files, gigabytes(report.bytes))) +
-      line("checked", base::format("{} extents, {} pages of the disk cache", report.extents, report.pages));
-  const Json json = Json::Object{{"files", report.files},
-                                 {"bytes", report.bytes},
-                                 {"extents", report.extents},
-                                 {"pages", report.pages},
-                                 {"deep", words.deep}};
+  std::string text;
+  Json names = Json::array();
+  for (const std::string& name : repaired) {
+    text += base::format("packs {} were damaged and are made anew\n", name);
+    names.push_back(name);
+  }
+  text += words.artefact + (words.deep ? ": as made of its dataset\n" : ": whole\n") +
+          line("files", base::format("{}, {}", report.files, gigabytes(report.bytes))) +
+          line("checked", base::format("{} extents, {} pages of the disk cache", report.extents, report.pages));
+  const Json json = Json::Object{{"files", report.files}, {"bytes", report.bytes}, {"extents", report.extents},
+                                 {"pages", report.pages}, {"deep", words.deep},    {"repaired", std::move(names)}};
   write_result(with_schema("gnn_verify", json), text, words.json).or_throw();
   return 0;
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "cli/host_rates.h"
 #include "cli/problem.h"
 #include "cli/progress.h"
 #include "cli/run/outputs.h"
@@ -51,30 +52,23 @@ std::string point_text(const io::StoragePoint& p) {
                                : base::format("{:.3f} GB/s", p.GBps()));
 }
 
-/// `storage` of a machine file: sequential rates by request bytes, the best over depths.
+/// Figures as a machine file has them, and each measurement.
 Json storage_json(const io::StorageFigures& figures) {
   Json points = Json::array();
-  double kIOPS = 0;
-  Json read = Json::object();
   for (const auto* list : {&figures.in_order, &figures.at_random})
-    for (const io::StoragePoint& p : *list) {
+    for (const io::StoragePoint& p : *list)
       points.push_back(Json::Object{{"request_bytes", p.request_bytes},
                                     {"depth", p.depth},
                                     {"random", p.is_random},
                                     {"GBps", p.GBps()},
                                     {"kIOPS", p.kIOPS()}});
-      if (p.request_bytes == io::kPageBytes) kIOPS = std::max(kIOPS, p.kIOPS());
-      const std::string key = base::format("{}", p.request_bytes);
-      const Json* known = read.find(key);
-      if (known == nullptr || known->as_double() < p.GBps()) read.set(key, p.GBps());
-    }
+  spec::Machine machine;
+  machine.storage = storage_of(figures);
+  const Json text = Json::parse(spec::to_json(machine)).value();
   return Json::Object{{"engine", figures.engine},
                       {"direct", figures.is_direct},
-                      {"storage", Json::Object{{"read_GBps", read},
-                                               {"read_kIOPS", kIOPS},
-                                               {"write_GBps", figures.write.GBps()},
-                                               {"start_us", figures.start_us}}},
-                      {"points", points}};
+                      {"storage", *text.find("storage")},
+                      {"points", std::move(points)}};
 }
 
 }  // namespace
@@ -182,6 +176,7 @@ int gnn_info(const GnnInfoWords& words) {
 }
 
 int gnn_diskbench(const GnnDiskbenchWords& words) {
+  if (!words.machine.empty()) check_storage_file(words.machine);
   io::MeasureOptions options;
   options.file_bytes = parse_size("--size", words.size);
   options.seconds = words.seconds;
@@ -190,6 +185,7 @@ int gnn_diskbench(const GnnDiskbenchWords& words) {
   options.progress = [&](std::string_view, double share) { progress.update(share); };
   const io::StorageFigures figures = io::measure_storage(words.directory, options).value();
   progress.clear();
+  if (!words.machine.empty()) write_storage(words.machine, storage_of(figures));
   std::string text =
       base::format("{}: engine {}, {}\n", words.directory, figures.engine,
                    figures.is_direct ? "past the page cache" : "THROUGH THE PAGE CACHE: not the rates of the disk");

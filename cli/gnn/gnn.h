@@ -32,7 +32,7 @@ struct GnnInfoWords {
 };
 
 struct GnnDiskbenchWords {
-  std::string directory, size = "1GiB", json;
+  std::string directory, size = "1GiB", machine, json;  // machine: file that gets the figures, or none
   double seconds = 1;
   bool quiet = false;
 };
@@ -55,11 +55,12 @@ struct GnnPackWords {
   int depth = 3, threads = 0;
   GnnRateWords rates;
   bool quiet = false, is_dry = false;
+  bool fits = false;  // plan: caches of the memory that is at hand
 };
 
 struct GnnVerifyWords {
-  std::string artefact, dataset, json;
-  bool deep = false, quiet = false;
+  std::string artefact, dataset, memory = "1GiB", json;
+  bool deep = false, repairs = false, quiet = false;
 };
 
 struct GnnWords {

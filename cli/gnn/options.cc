@@ -10,10 +10,10 @@ namespace overlace::cli {
 
 namespace {
 
-void add_levels(CLI::App* app, GnnPackWords* w) {
+void add_levels(CLI::App* app, GnnPackWords* w, const char* gpu, const char* cpu) {
   app->add_option("artefact", w->artefact, "Directory that `sample` has made")->required();
-  app->add_option("--gpu-cache", w->gpu_cache, "Rows that stay in the GPU's memory, in bytes")->capture_default_str();
-  app->add_option("--cpu-cache", w->cpu_cache, "Rows in the CPU's memory, in bytes")->capture_default_str();
+  app->add_option("--gpu-cache", w->gpu_cache, gpu)->capture_default_str();
+  app->add_option("--cpu-cache", w->cpu_cache, cpu)->capture_default_str();
   app->add_option("--disk", w->disk, "Limit of packs and disk cache; 0: none")->capture_default_str();
   app->add_option("--json", w->json, "Write the result as JSON to this file; - is stdout");
 }
@@ -39,14 +39,17 @@ void add_sample(CLI::App* gnn, GnnSampleWords* w) {
 void add_steps(CLI::App* gnn, GnnWords* words) {
   add_sample(gnn, &words->sample);
   CLI::App* plan = gnn->add_subcommand("plan", "Orders and depths ranked by the epochs they allow; nothing is written");
-  add_levels(plan, &words->plan);
+  add_levels(plan, &words->plan, "Memory of the GPU for caches and buffers; 0: it trains on CPUs",
+             "Memory of the host for caches and buffers");
+  plan->add_flag("--fit", words->plan.fits,
+                 "Caches for three quarters of the memory that is free, and half of the GPU's");
   plan->add_option("--ranks", words->plan.ranks, "Ranks that train together, each with memory of these sizes")
       ->capture_default_str();
   add_gnn_rates(plan, &words->plan.rates);
   plan->add_option("--threads", words->plan.threads, "Threads (default: the cores)");
   CLI::App* pack = gnn->add_subcommand("pack", "Write the rows of each batch in the order of use; goes on if killed");
   GnnPackWords& p = words->pack;
-  add_levels(pack, &p);
+  add_levels(pack, &p, "Rows that stay in the GPU's memory, in bytes", "Rows in the CPU's memory, in bytes");
   pack->add_option("--dataset", p.dataset, "Directory of the dataset (default: where it was sampled)");
   pack->add_option("--policy", p.policy, "belady, static, lru or none")->capture_default_str();
   pack->add_option("--order", p.order, "auto, fixed, segments or shuffle")->capture_default_str();
@@ -62,7 +65,9 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   GnnVerifyWords& v = words->verify;
   verify->add_option("artefact", v.artefact, "Directory of the artefact")->required();
   verify->add_flag("--deep", v.deep, "Make every packed byte anew and compare");
+  verify->add_flag("--repair", v.repairs, "Pack anew, from the dataset, the packs that are missing, cut or damaged");
   verify->add_option("--dataset", v.dataset, "Directory of the dataset (default: where it was sampled)");
+  verify->add_option("--memory", v.memory, "Limit of what --repair holds of the features")->capture_default_str();
   verify->add_flag("--quiet", v.quiet, "No progress");
   verify->add_option("--json", v.json, "Write the result as JSON to this file; - is stdout");
   CLI::App* train = gnn->add_subcommand("train", "Train a model by PyTorch: python3 -m overlace.gnn.train");
@@ -84,12 +89,14 @@ int run_gnn(const CLI::App& gnn, const GnnWords& words) {
 }  // namespace
 
 void add_gnn_rates(CLI::App* app, GnnRateWords* words) {
-  app->add_option("--machine", words->machine, "What `gnn diskbench --json` wrote (default: 1 GB/s, pages 0.25)");
+  app->add_option("--machine", words->machine, "Machine with figures of disk and host link: a shipped one or FILE.json")
+      ->capture_default_str();
   const auto add = [app](const char* name, double* value, const char* what) {
     app->add_option(name, *value, what)->capture_default_str();
   };
   add("--compute-ms", &words->compute_ms, "Time in which a batch is computed");
-  add("--link", &words->link_GBps, "GB/s of copies to a GPU; 0: rows stay where they are");
+  app->add_option("--link", words->link_GBps,
+                  "GB/s of copies to a GPU (default: the machine's); 0: rows stay where they are");
   add("--check", &words->check_GBps, "GB/s of checksums; 0: no time");
   add("--gather", &words->gather_GBps, "GB/s of rows into their matrix and into the CPU cache; 0: no time");
 }
@@ -127,6 +134,7 @@ Command add_gnn(CLI::App& app) {
   diskbench->add_option("directory", d.directory, "Directory on that disk")->required();
   diskbench->add_option("--size", d.size, "Size of the file that is written and read")->capture_default_str();
   diskbench->add_option("--seconds", d.seconds, "Time of each measurement")->capture_default_str();
+  diskbench->add_option("--machine", d.machine, "FILE.json: a machine that gets the figures, or where one is made");
   for (CLI::App* one : {generate, import, diskbench})
     one->add_flag("--quiet", one == generate ? g.quiet : one == import ? i.quiet : d.quiet, "No progress");
   generate->add_option("--json", g.json, "Write the result as JSON to this file; - is stdout");

@@ -1,8 +1,9 @@
 #include "cli/plan/offload.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "cli/gnn/rates.h"
+#include "cli/host_rates.h"
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "overlace/machine.h"
@@ -16,7 +17,8 @@ namespace {
 using base::Json;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-constexpr double kDiskGbps = 1.7;
+constexpr double kHostGbps = 55, kDiskGbps = 1.7;
+constexpr int64_t kDiskRequest = int64_t{1} << 20;
 constexpr int64_t kMaxTokens = 1 << 24, kMaxOffloadRanks = 1024;
 
 int64_t checked(const char* option, int64_t value, int64_t high) {
@@ -52,13 +54,14 @@ std::string gib(int64_t bytes) { return base::format("{:.2f} GiB", static_cast<d
 
 }  // namespace
 
-std::string offload_text(const model::ModelConfig& config, const model::Problem& problem, int ranks,
-                         const model::OffloadPlan& plan, const model::OffloadRates& rates) {
+std::string offload_text(const PlannedOffload& planned) {
+  const auto& [config, problem, ranks, rates, host_origin, disk_origin, plan] = planned;
   std::string out = base::format("{}  {} layers, {} tokens in sequences of {}, {}; {} rank{} of {} each\n", config.name,
                                  problem.layers, problem.tokens, problem.sequence_length, dtype_name(problem.dtype),
                                  ranks, ranks == 1 ? "" : "s", gib(problem.device_bytes));
-  out += base::format("a prediction: {:.0f} TFLOP/s, {:.1f} GB/s from the host, {:.2f} GB/s from disk\n\n",
-                      rates.flops_per_s * 1e-12, rates.host_bytes_per_s * 1e-9, rates.disk_bytes_per_s * 1e-9);
+  out += base::format("a prediction: {:.0f} TFLOP/s\n", rates.flops_per_s * 1e-12);
+  out += base::format("from the host    {:.1f} GB/s ({})\n", rates.host_bytes_per_s * 1e-9, host_origin);
+  out += base::format("from disk        {:.2f} GB/s ({})\n\n", rates.disk_bytes_per_s * 1e-9, disk_origin);
   out += base::format("layer of a rank  {}, activations {}\n", gib(plan.layer_bytes), gib(plan.activation_bytes));
   if (plan.resting_bytes > 0)
     out += base::format("activations      {} of a rank rest in host memory\n", gib(plan.resting_bytes));
@@ -74,8 +77,8 @@ std::string offload_text(const model::ModelConfig& config, const model::Problem&
   return out + base::format("{} binds; what streams is hidden from {} tokens on\n", plan.binds(), *plan.hiding_tokens);
 }
 
-Json offload_json(const model::ModelConfig& config, const model::Problem& problem, int ranks,
-                  const model::OffloadPlan& plan, const model::OffloadRates& rates) {
+Json offload_json(const PlannedOffload& planned) {
+  const auto& [config, problem, ranks, rates, host_origin, disk_origin, plan] = planned;
   return Json(Json::Object{{"model", config.name},
                            {"layers", problem.layers},
                            {"tokens", problem.tokens},
@@ -85,7 +88,9 @@ Json offload_json(const model::ModelConfig& config, const model::Problem& proble
                            {"device_bytes", problem.device_bytes},
                            {"flops_per_s", rates.flops_per_s},
                            {"host_bytes_per_s", rates.host_bytes_per_s},
+                           {"host_origin", host_origin},
                            {"disk_bytes_per_s", rates.disk_bytes_per_s},
+                           {"disk_origin", disk_origin},
                            {"micro_batch", plan.micro_batch},
                            {"layer_bytes", plan.layer_bytes},
                            {"activation_bytes", plan.activation_bytes},
@@ -104,17 +109,18 @@ Json offload_json(const model::ModelConfig& config, const model::Problem& proble
 PlannedOffload planned_offload(const PlanOffloadWords& words) {
   const auto loaded = model::load_config(words.config);
   loaded.status().or_throw();
-  PlannedOffload out{*loaded, problem_of(words, *loaded), 1, {}, {}};
+  PlannedOffload out{*loaded, problem_of(words, *loaded), 1, {}, {}, {}, {}};
   out.ranks = static_cast<int>(checked("--ranks", words.ranks, kMaxOffloadRanks));
   const spec::Machine machine = spec::find_machine(words.machine);
   const double tflops = words.tflops != 0 ? words.tflops : machine.gemm.sustained_TFLOPs.value;
   out.rates.flops_per_s = checked_rate("--tflops", tflops, 1e12);
-  out.rates.host_bytes_per_s = checked_rate("--host-gbps", words.host_gbps, 1e9);
-  if (words.disk_gbps && !words.storage.empty())
-    base::invalid_argument("--storage is {} and --disk-gbps is {}, wanted one of both", words.storage, *words.disk_gbps)
-        .or_throw();
-  const double disk_gbps = words.storage.empty() ? words.disk_gbps.value_or(kDiskGbps) : sequential_GBps(words.storage);
-  out.rates.disk_bytes_per_s = checked_rate(words.storage.empty() ? "--disk-gbps" : "--storage", disk_gbps, 1e9);
+  const auto rate = [](const char* option, const std::optional<double>& told, HostRate said, std::string* origin) {
+    *origin = told ? "told" : std::move(said.origin);
+    return checked_rate(option, told.value_or(said.GBps), 1e9);
+  };
+  out.rates.host_bytes_per_s = rate("--host-gbps", words.host_gbps, link_rate(machine, kHostGbps), &out.host_origin);
+  out.rates.disk_bytes_per_s =
+      rate("--disk-gbps", words.disk_gbps, disk_rate(machine, kDiskRequest, kDiskGbps), &out.disk_origin);
   const int64_t host_bytes = parse_size("--host-memory", words.host_memory, true);
   const auto plan = model::plan_offload(*loaded, out.problem, out.ranks, host_bytes, out.rates);
   if (!plan.ok())
@@ -126,9 +132,8 @@ PlannedOffload planned_offload(const PlanOffloadWords& words) {
 }
 
 int plan_offload(const PlanOffloadWords& words) {
-  const auto [config, problem, ranks, rates, plan] = planned_offload(words);
-  const Json json = with_schema("plan_offload", offload_json(config, problem, ranks, plan, rates));
-  write_result(json, offload_text(config, problem, ranks, plan, rates), words.json).or_throw();
+  const PlannedOffload planned = planned_offload(words);
+  write_result(with_schema("plan_offload", offload_json(planned)), offload_text(planned), words.json).or_throw();
   return 0;
 }
 

@@ -14,12 +14,12 @@ namespace overlace::cli {
 
 struct PlanOffloadWords {
   std::string config = "Llama-3.1-8B", dtype = "bf16", machine = "h200x4";
-  std::string device_memory, host_memory = "0", storage, json;  // storage: FILE of `gnn diskbench --json`
+  std::string device_memory, host_memory = "0", json;
   std::optional<int64_t> layers, tokens, sequence_length;
   int64_t ranks = 1;
-  // 0: the machine's sustained rate; what was seen from pinned memory of one H200's host, and from its disk.
-  double tflops = 0, host_gbps = 55;
-  std::optional<double> disk_gbps;  // none: by `storage`, else 1.7
+  // 0 or none: the machine's rate; where it has no figures of the host, what was seen at one H200's.
+  double tflops = 0;
+  std::optional<double> host_gbps, disk_gbps;
 };
 
 /// What the words say, and where it says that layers lie. Throws InvalidArgument with the option, OutOfMemory with the
@@ -29,6 +29,7 @@ struct PlannedOffload {
   model::Problem problem;  // with the micro-batch of the plan
   int ranks = 1;
   model::OffloadRates rates;
+  std::string host_origin, disk_origin;  // where these rates come from
   model::OffloadPlan plan;
 };
 PlannedOffload planned_offload(const PlanOffloadWords& words);
@@ -36,9 +37,7 @@ PlannedOffload planned_offload(const PlanOffloadWords& words);
 /// Exit code. Throws what planned_offload() throws.
 int plan_offload(const PlanOffloadWords& words);
 
-std::string offload_text(const model::ModelConfig& config, const model::Problem& problem, int ranks,
-                         const model::OffloadPlan& plan, const model::OffloadRates& rates);
-base::Json offload_json(const model::ModelConfig& config, const model::Problem& problem, int ranks,
-                        const model::OffloadPlan& plan, const model::OffloadRates& rates);
+std::string offload_text(const PlannedOffload& planned);
+base::Json offload_json(const PlannedOffload& planned);
 
 }  // namespace overlace::cli

@@ -87,13 +87,12 @@ void add_offload_words(CLI::App* parser, PlanOffloadWords* words) {
   parser->add_option("--sequence-length", words->sequence_length, "Tokens of a sequence (default: 4096)");
   parser->add_option("-n,--ranks", words->ranks, "Ranks of one host")->capture_default_str();
   parser->add_option("--dtype", words->dtype, "fp32, bf16 or fp16")->capture_default_str();
-  parser->add_option("--machine", words->machine, "Machine whose sustained rate of GEMMs counts")
+  parser->add_option("--machine", words->machine, "Machine whose rates of GEMMs, host link and disk count")
       ->capture_default_str();
   parser->add_option("--tflops", words->tflops, "Rate of a rank's GEMMs, instead of the machine's");
-  parser->add_option("--host-gbps", words->host_gbps, "Rate of copies from host memory to a rank")
-      ->capture_default_str();
-  parser->add_option("--disk-gbps", words->disk_gbps, "Rate of reads from the host's disk (default: 1.7)");
-  parser->add_option("--storage", words->storage, "That rate as overlace gnn diskbench --json FILE found it");
+  parser->add_option("--host-gbps", words->host_gbps,
+                     "Rate of copies from host memory to a rank (default: the machine's)");
+  parser->add_option("--disk-gbps", words->disk_gbps, "Rate of reads from the host's disk (default: the machine's)");
   parser->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   for (const char* option : {"--layers", "--tokens", "--sequence-length", "--ranks"})
     parser->get_option(option)->check(number_error<int64_t>);

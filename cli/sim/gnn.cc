@@ -73,7 +73,7 @@ std::vector<study::GnnItem> gnn_items(const gnn::Prediction& prediction, const g
 }
 
 int sim_graph_gnn(const GnnGraphWords& words) {
-  const gnn::EpochRates rates = rates_of(words.rates);
+  const GnnRates rates = rates_of(words.rates);
   if (!words.trace.empty()) check_timeline_name(words.trace).or_throw();
   const gnn::Manifest manifest = gnn::read_manifest(words.artefact).value();
   std::string text =
@@ -81,7 +81,7 @@ int sim_graph_gnn(const GnnGraphWords& words) {
                    "epoch s", "bound s", "disk s", "link s", "train s", "exposed s", "read");
   Json list = Json::array();
   for (const gnn::PackEntry& entry : chosen(words, manifest)) {
-    const std::vector<study::GnnItem> items = gnn_items(predicted(words.artefact, manifest, entry), rates);
+    const std::vector<study::GnnItem> items = gnn_items(predicted(words.artefact, manifest, entry), rates.epoch);
     for (const study::GnnWay way : {study::GnnWay::sequential, study::GnnWay::pipelined, study::GnnWay::free}) {
       base::Trace timeline;
       const bool is_shown = way == study::GnnWay::pipelined && !words.trace.empty();
@@ -97,10 +97,10 @@ int sim_graph_gnn(const GnnGraphWords& words) {
       list.push_back(row_of(entry, name, time));
     }
   }
-  text +=
-      base::format("of one training epoch; exposed: the trainer waits. Disk {:.3f} GB/s, pages {:.3f}, {} ms a batch\n",
-                   rates.extent_GBps, rates.page_GBps, rates.compute_ms);
-  write_result(with_schema("sim_graph_gnn", std::move(list)), text, words.json).or_throw();
+  text += "of one training epoch; exposed: the trainer waits\n" + rates.text();
+  Json result = with_schema("sim_graph_gnn", std::move(list));
+  rates.add_to(&result);
+  write_result(result, text, words.json).or_throw();
   return 0;
 }
 

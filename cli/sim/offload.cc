@@ -68,7 +68,7 @@ int sim_graph_offload(const OffloadGraphWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   const PlannedOffload planned = planned_offload(words);
   const study::OffloadRun whole = run_of(planned, words);
-  std::string text = offload_text(planned.config, planned.problem, planned.ranks, planned.plan, planned.rates) + "\n";
+  std::string text = offload_text(planned) + "\n";
   text += base::format("{:<11} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>8}  {}\n", "transfers", "pass ms",
                        "bound ms", "compute ms", "host ms", "disk ms", "exposed ms", "gain", "binds");
   Json list = Json::array();

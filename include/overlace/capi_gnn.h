@@ -94,6 +94,10 @@ int ovl_gnn_make_packs(const ovl_gnn_pack* request);
  * and compared. The message names file and place of the first difference. */
 int ovl_gnn_verify(const char* artefact, const char* dataset);
 
+/* Packs anew, from the dataset, the packs that are missing, cut or damaged, and gives their number. The files are then
+ * as they were first. `num_packs` may be null. */
+int ovl_gnn_repair(const char* artefact, const char* dataset, int64_t* num_packs);
+
 typedef struct ovl_gnn_gather {
   size_t struct_size;
   const void* table; /* num_rows rows without gaps */
@@ -177,6 +181,8 @@ typedef struct ovl_gnn_loader_options {
   int32_t on_gpu;           /* 1: rows of the GPU's cache lie in memory of a GPU, and batches are gathered there */
   int32_t device;           /* CUDA ordinal of that GPU */
   int32_t gather_ctas;      /* most blocks of its kernel where rows come over the link; 0: 64 */
+  int32_t unchecked;        /* 1: checksums of what is read are not looked at, indices are */
+  const char* source;       /* dataset whose rows replace those whose checksum is wrong twice; null: an error */
 } ovl_gnn_loader_options;
 
 typedef struct ovl_gnn_loader_info {
@@ -219,7 +225,8 @@ typedef struct ovl_gnn_stats {
   size_t struct_size;
   int64_t batches, bytes_read, requests, read_again, gpu_rows, cpu_rows, ring_rows, admitted;
   double verify_s, gather_s, admit_s, waited_s;
-  double read_s; /* with reads under way, of those that have ended */
+  double read_s;       /* with reads under way, of those that have ended */
+  int64_t mended_rows; /* rows that came from the dataset, as those of the packs were damaged */
 } ovl_gnn_stats;
 
 /* Opens a loader and takes all memory that it will need. Returns OVL_OUT_OF_MEMORY, with a list of what takes how

@@ -167,6 +167,20 @@ struct Machine {
     bool operator==(const Latency&) const = default;
   } latency = {};
 
+  /// Reads and writes of a disk of the host, past the page cache, which all of its ranks share. No schedule needs them.
+  struct Storage {
+    Curve read_GBps;    // bytes of a request -> rate of as many requests at a time as read most
+    Figure read_kIOPS;  // requests of 4 KiB at random, in thousands a second
+    Figure write_GBps;  // requests of 1 MiB in order
+    Figure start_us;    // a request of 4 KiB alone
+    bool operator==(const Storage&) const = default;
+  } storage = {};
+  /// Copies from pinned memory of the host to one GPU. No schedule needs them.
+  struct HostLink {
+    Curve to_device_us;  // bytes -> time of one copy behind others
+    bool operator==(const HostLink&) const = default;
+  } host = {};
+
   std::vector<Contention> contention = {};
 
   /// The spread of kernel times (sigma of a log-normal factor) and of the ranks' starts.
@@ -205,7 +219,8 @@ Machine machine_from_json(std::string_view text, std::string_view source = "mach
 Machine find_machine(std::string_view name);
 /// Returns the names of all shipped machines.
 std::vector<std::string> shipped_machines();
-/// Returns a hash of the canonical JSON without date and git, as 32 hex digits.
+/// Returns a hash of the canonical JSON without date and git, and without `storage` and `host`, by which no schedule is
+/// chosen, as 32 hex digits.
 std::string digest(const Machine& machine);
 
 #pragma GCC visibility pop

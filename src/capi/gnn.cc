@@ -146,6 +146,17 @@ base::Status verify(const char* artefact, const char* dataset) {
   return gnn::verify_artefact(artefact, &*opened).status();
 }
 
+base::Status repair(const char* artefact, const char* dataset, int64_t* num_packs) {
+  OVERLACE_TRY(check_not_null({"ovl_gnn_repair", "artefact"}, artefact));
+  OVERLACE_TRY(check_not_null({"ovl_gnn_repair", "dataset"}, dataset));
+  const auto opened = gnn::Dataset::open(dataset);
+  if (!opened.ok()) return opened.status();
+  const auto names = gnn::repair_artefact(*opened, artefact);
+  if (!names.ok()) return names.status();
+  if (num_packs != nullptr) *num_packs = std::ssize(*names);
+  return {};
+}
+
 base::Status open_loader(const ovl_gnn_loader_options* given, ovl_gnn_loader** out) {
   constexpr const char* kCall = "ovl_gnn_loader_open";
   OVERLACE_TRY(check_struct({kCall, "options"}, given));
@@ -161,6 +172,9 @@ base::Status open_loader(const ovl_gnn_loader_options* given, ovl_gnn_loader** o
   options.io.pace_bytes_per_s = given->pace_bytes_per_s;
   options.rank = given->rank;
   if (given->ranks != 0) options.ranks = given->ranks;
+  OVERLACE_TRY(check_word(kCall, "unchecked", given->unchecked, 1));
+  options.checks_sums = given->unchecked == 0;
+  if (given->source != nullptr) options.source = given->source;
   OVERLACE_TRY(check_word(kCall, "on_gpu", given->on_gpu, 1));
   if (given->gather_ctas < 0)
     return base::invalid_argument("{}: gather_ctas is {}, wanted at least 0", kCall, given->gather_ctas);
@@ -325,7 +339,8 @@ base::Status stats_of(const gnn::Loader& loader, ovl_gnn_stats* out) {
   OVERLACE_TRY(check_struct({"ovl_gnn_loader_stats", "out"}, out));
   const gnn::LoaderStats s = loader.stats();
   *out = {sizeof(ovl_gnn_stats), s.batches,  s.bytes_read, s.requests, s.read_again, s.gpu_rows, s.cpu_rows,
-          s.ring_rows,           s.admitted, s.verify_s,   s.gather_s, s.admit_s,    s.waited_s, s.read_s};
+          s.ring_rows,           s.admitted, s.verify_s,   s.gather_s, s.admit_s,    s.waited_s, s.read_s,
+          s.mended_rows};
   return {};
 }
 
@@ -347,6 +362,9 @@ int ovl_gnn_make_packs(const ovl_gnn_pack* request) {
 }
 int ovl_gnn_verify(const char* artefact, const char* dataset) {
   return guarded([&] { return verify(artefact, dataset); });
+}
+int ovl_gnn_repair(const char* artefact, const char* dataset, int64_t* num_packs) {
+  return guarded([&] { return repair(artefact, dataset, num_packs); });
 }
 int ovl_gnn_gather_rows(const ovl_gnn_gather* request) {
   return guarded([&] { return gather_rows(request); });

@@ -341,6 +341,14 @@ void visit(V& v, M& m) {
   v.text("date", m.date);
   v.text("git", m.git);
   visit_costs(v, m);
+  v.part("storage", m.storage, [](auto& w, auto& s) {
+    w.curve("read_GBps", "bytes", s.read_GBps, kMostRate, Growth::any);
+    w.figure("read_kIOPS", s.read_kIOPS, kMostRate);
+    w.figure("write_GBps", s.write_GBps, kMostRate);
+    w.figure("start_us", s.start_us, kMostUs);
+  });
+  v.part("host", m.host,
+         [](auto& w, auto& h) { w.curve("to_device_us", "bytes", h.to_device_us, kMostUs, Growth::rises); });
   v.list("contention", m.contention, [](auto& w, auto& c) {
     w.load("slowed", c.slowed);
     w.load("by", c.by);
@@ -398,6 +406,8 @@ std::string digest(const Machine& machine) {
   Machine plain = machine;
   plain.date.clear();
   plain.git.clear();
+  plain.storage = {};
+  plain.host = {};
   return hash128(to_json(plain));
 }
 

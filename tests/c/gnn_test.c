@@ -186,8 +186,8 @@ static void makes(const char* dataset, const char* artefact) {
   CHECK(ovl_gnn_make_samples(&sample) == OVL_INVALID_ARGUMENT);
 }
 
-/// A byte of the packs is another one: verifying says so.
-static void sees_damage(const char* artefact) {
+/// A byte of the packs is another one: verifying says so, and repairing writes it anew.
+static void sees_damage(const char* artefact, const char* dataset) {
   char path[512];
   snprintf(path, sizeof path, "%s/packs-fixed.ovk", artefact);
   FILE* const file = fopen(path, "r+b");
@@ -196,6 +196,12 @@ static void sees_damage(const char* artefact) {
   rewind(file);
   CHECK(fputc(was ^ 1, file) >= 0 && fclose(file) == 0);
   CHECK(ovl_gnn_verify(artefact, NULL) == OVL_CORRUPT);
+  int64_t num_packs = -1;
+  CHECK(ovl_gnn_repair(artefact, NULL, &num_packs) == OVL_INVALID_ARGUMENT && num_packs == -1);
+  EXPECT_OK(ovl_gnn_repair(artefact, dataset, &num_packs));
+  CHECK(num_packs == 1);
+  EXPECT_OK(ovl_gnn_verify(artefact, dataset));
+  EXPECT_OK(ovl_gnn_repair(artefact, dataset, NULL));
 }
 
 int main(int argc, char** argv) {
@@ -217,6 +223,6 @@ int main(int argc, char** argv) {
   free_graph(&g);
   ovl_gnn_loader* loader = NULL;
   INVALID("ovl_gnn_loader_open: options is null, wanted an address", ovl_gnn_loader_open(NULL, &loader));
-  sees_damage(artefact);
+  sees_damage(artefact, dataset);
   return finish("gnn", 200);
 }

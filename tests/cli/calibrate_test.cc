@@ -18,7 +18,8 @@ Command command(const Directory& directory, std::vector<std::string> args) {
 TEST(Calibrate, WritesAMachineThatCanBePlannedFor) {
   const Directory directory;
   // Whatever else runs here, a file comes out; a good one would take longer.
-  const Result result = run(command(directory, {"calibrate", "-n", "2", "--minutes", "0.01", "--max-residual", "1e9"}));
+  const Result result = run(command(directory, {"calibrate", "-n", "2", "--minutes", "0.01", "--max-residual", "1e9",
+                                                "--disk", ".", "--disk-size", "4MiB"}));
   ASSERT_EQ(result.exit, 0) << result.err;
   EXPECT_EQ(directory.entries(), std::set<std::string>{"here.json"});
   EXPECT_NE(result.out.find("held out p50"), std::string::npos) << result.out;
@@ -27,6 +28,11 @@ TEST(Calibrate, WritesAMachineThatCanBePlannedFor) {
   EXPECT_NE(text.find("\"x-calibration\""), std::string::npos);
   for (const char* probe : {"store", "link", "duty"})
     EXPECT_NE(text.find("\"" + std::string(probe) + "\":["), std::string::npos) << probe;
+  const Result offload = run(
+      command(directory, {"plan", "offload", "--device-memory", "16GiB", "--machine", "here.json", "--tflops", "1"}));
+  EXPECT_EQ(offload.exit, 0) << offload.err;
+  EXPECT_EQ(offload.out.find("here has no figures of the disk"), std::string::npos) << offload.out;
+  EXPECT_NE(offload.out.find("here has no figures of the host link"), std::string::npos) << offload.out;
   for (const char* tier : {"recurrence", "simulation"}) {
     const Result plan = run(command(directory, {"plan", "ag_gemm", "--m", "512", "--n", "512", "--k", "512", "--dtype",
                                                 "fp32", "--machine", "here.json", "--tier", tier}));

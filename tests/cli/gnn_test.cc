@@ -60,11 +60,29 @@ TEST(Gnn, DiskbenchGivesTheFiguresOfAMachine) {
   ASSERT_EQ(bench.exit, 0) << bench.err;
   const Json figures = *Json::parse(bench.out);
   const Json& storage = *figures.find("storage");
-  for (const char* key : {"read_kIOPS", "write_GBps", "start_us"}) EXPECT_GT(storage.find(key)->as_double(), 0) << key;
-  for (const char* bytes : {"4096", "65536", "1048576"})
-    EXPECT_GT(storage.find("read_GBps")->find(bytes)->as_double(), 0) << bytes;
+  for (const char* key : {"read_kIOPS", "write_GBps", "start_us"})
+    EXPECT_GT(storage.find(key)->as_array()[0].as_double(), 0) << key;
+  const Json::Array& read = storage.find("read_GBps")->find("points")->as_array();
+  ASSERT_EQ(read.size(), 3u);
+  constexpr double kBytes[] = {4096, 65536, 1048576};
+  for (size_t i = 0; i < read.size(); ++i) {
+    EXPECT_EQ(read[i].as_array()[0].as_double(), kBytes[i]);
+    EXPECT_GT(read[i].as_array()[1].as_double(), 0);
+  }
   EXPECT_EQ(figures.find("points")->as_array().size(), 8u);
   EXPECT_TRUE(directory.entries().empty());
+  // They go into a machine file, and stay what they are.
+  const std::vector<std::string> merged = {"diskbench", ".",         "--size",    "4MiB",   "--seconds",
+                                           "0.01",      "--machine", "disk.json", "--json", "-"};
+  for (const char* attempt : {"made", "there"}) {
+    const Result result = run(directory, merged);
+    ASSERT_EQ(result.exit, 0) << attempt << result.err;
+    EXPECT_EQ(*Json::parse(directory.read("disk.json"))->find("storage"), *Json::parse(result.out)->find("storage"));
+  }
+  directory.write("disk.json", "{}");
+  const Result refused = run(directory, merged);
+  EXPECT_EQ(refused.exit, 2);
+  EXPECT_NE(refused.err.find("disk.json: /overlace_machine: got null, wanted 1"), std::string::npos) << refused.err;
 }
 
 TEST(Gnn, BadWordsAreRefusedAndNothingIsLeft) {
@@ -114,6 +132,10 @@ TEST(Gnn, SamplesPlansPacksAndVerifies) {
   ASSERT_EQ(planned.exit, 0) << planned.err;
   const Json first = Json::parse(planned.out)->find("rows")->as_array()[0];
   EXPECT_EQ(first.find("binds")->as_string(), "compute");
+  const Json none = *Json::parse(planned.out)->find("disk");
+  EXPECT_EQ(none.find("GBps")->as_double(), 1);
+  EXPECT_NE(none.find("origin")->as_string().find("assumed: machine cpu2 has no figures of the disk"),
+            std::string::npos);
 
   const std::vector<std::string> pack = {"pack",    "g.ovg", "--gpu-cache", "16KiB",  "--cpu-cache", "16KiB",
                                          "--order", "fixed", "--memory",    "128KiB", "--json",      "packed.json"};
@@ -177,6 +199,73 @@ TEST(Gnn, SamplesEpochsAndPacksForRanks) {
             std::string::npos);
 }
 
+TEST(Gnn, RepairsPacks) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "2048", "--dim", "16"}).exit, 0);
+  ASSERT_EQ(run(directory, {"sample", "g", "--out", "g.ovg", "--fanouts", "4,3", "--batch-size", "16"}).exit, 0);
+  ASSERT_EQ(run(directory, {"pack", "g.ovg", "--cpu-cache", "16KiB", "--order", "fixed"}).exit, 0);
+  const std::string good = directory.read("g.ovg/packs-fixed.ovk");
+  std::string bad = good;
+  bad[bad.size() / 2] ^= 1;
+  directory.write("g.ovg/packs-fixed.ovk", bad);
+  EXPECT_EQ(run(directory, {"verify", "g.ovg"}).exit, 5);
+  const Result repaired = run(directory, {"verify", "g.ovg", "--repair", "--deep"});
+  ASSERT_EQ(repaired.exit, 0) << repaired.err;
+  EXPECT_NE(repaired.out.find("packs fixed were damaged and are made anew\n"), std::string::npos) << repaired.out;
+  EXPECT_TRUE(directory.read("g.ovg/packs-fixed.ovk") == good);
+  const Result whole = run(directory, {"verify", "g.ovg", "--repair", "--json", "-"});
+  EXPECT_TRUE(Json::parse(whole.out)->find("repaired")->as_array().empty()) << whole.out;
+}
+
+TEST(Gnn, PlansForTheMemoryThatIsFree) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "4096", "--dim", "32"}).exit, 0);
+  ASSERT_EQ(run(directory, {"sample", "g", "--out", "g.ovg", "--fanouts", "4,3", "--batch-size", "16"}).exit, 0);
+  const std::map<std::string, std::string> no_gpu = {{"CUDA_VISIBLE_DEVICES", ""}};
+  const auto planned = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"plan", "g.ovg", "--json", "-"});
+    const Result result = run(directory, words, no_gpu);
+    EXPECT_EQ(result.exit, 0) << result.err;
+    return *Json::parse(result.out);
+  };
+  const auto packs_as_planned = [&](const Json& plan) {
+    std::vector<std::string> words;
+    for (const Json& word : plan.find("pack")->as_array()) words.push_back(word.as_string());
+    ASSERT_GT(words.size(), 2u);
+    EXPECT_EQ(words[1], "gnn");
+    words.erase(words.begin(), words.begin() + 2);
+    words.insert(words.end(), {"--json", "packed.json", "--dry-run"});
+    const Result packed = run(directory, words);
+    ASSERT_EQ(packed.exit, 0) << packed.err;
+    int64_t bytes_read = 0;
+    const Json manifest = *Json::parse(directory.read("packed.json"));
+    for (const Json& packs : manifest.find("packs")->as_array()) bytes_read += packs.find("bytes_read")->as_int();
+    EXPECT_EQ(bytes_read, plan.find("rows")->as_array()[0].find("bytes_read")->as_int());
+  };
+  // Two megabytes of rows fit into what is free.
+  const Json fitted = planned({"--fit"});
+  const int64_t free_bytes = fitted.find("memory")->find("cpu_bytes")->as_int();
+  const Json& best = fitted.find("rows")->as_array()[0];
+  EXPECT_EQ(best.find("cpu_rows")->as_int(), 4096);
+  EXPECT_EQ(best.find("gpu_rows")->as_int(), 0);
+  EXPECT_GT(best.find("memory_cpu")->as_int(), 4096 * 128);
+  EXPECT_LE(best.find("memory_cpu")->as_int(), free_bytes);
+  EXPECT_EQ(fitted.find("memory")->find("gpu_bytes")->as_int(), 0);
+  packs_as_planned(fitted);
+  // Told memory on CPUs, of which caches get what buffers leave.
+  const int64_t told_bytes = best.find("memory_cpu")->as_int() - (128 << 10);
+  const Json told = planned({"--cpu-cache", std::to_string(told_bytes)});
+  const Json& first = told.find("rows")->as_array()[0];
+  EXPECT_GT(first.find("cpu_rows")->as_int(), 0);
+  EXPECT_LT(first.find("cpu_rows")->as_int(), 4096);
+  EXPECT_LE(first.find("memory_cpu")->as_int(), told_bytes);
+  packs_as_planned(told);
+  EXPECT_TRUE(planned({"--cpu-cache", "1KiB"}).find("pack")->as_array().empty());
+  const Result both = run(directory, {"plan", "g.ovg", "--fit", "--cpu-cache", "1MiB"});
+  EXPECT_EQ(both.exit, 2);
+  EXPECT_NE(both.err.find("--fit with --gpu-cache 0 and --cpu-cache 1MiB, wanted neither of them"), std::string::npos);
+}
+
 TEST(Gnn, SimulatesAnEpochFromItsPacks) {
   const Directory directory;
   ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "4096", "--dim", "32"}).exit, 0);
@@ -194,7 +283,8 @@ TEST(Gnn, SimulatesAnEpochFromItsPacks) {
     const Result packed = run(directory, {"pack", "g.ovg", "--cpu-cache", "16KiB", "--order", order, "--segment", "8"});
     ASSERT_EQ(packed.exit, 0) << packed.err;
   }
-  directory.write("disk.json", R"({"storage": {"read_GBps": {"1048576": 0.05, "4096": 0.01}}})");
+  directory.write("disk.json", R"({"overlace_machine": 1, "name": "slow", "storage": {"read_GBps":
+      {"points": [[4096, 0.01], [1048576, 0.05]], "source": "measured", "x": "bytes"}}})");
   const Result all = simulated({"--machine", "disk.json", "--compute-ms", "0.5", "--trace", "t.json", "--json", "-"});
   ASSERT_EQ(all.exit, 0) << all.err;
   const Json rows = *Json::parse(all.out)->find("rows");
@@ -224,8 +314,10 @@ TEST(Gnn, SimulatesAnEpochFromItsPacks) {
   refused({"--packs", "other"}, "g.ovg: packs are \"other\", wanted packs of train: fixed, segments");
   refused({"--link", "-1"}, "--link is -1, wanted 0 to 1000000");
   refused({"--trace", "t.txt"}, "trace file t.txt: wanted a name that ends in .json");
+  EXPECT_NE(simulated({"--machine", "disk.json"}).out.find("disk: 0.050 GB/s, pages 0.010 (measured, machine slow)\n"),
+            std::string::npos);
   directory.write("bad.json", R"({"storage": {"read_GBps": {"1048576": 1}}})");
-  refused({"--machine", "bad.json"}, "bad.json: storage.read_GBps.4096 is missing");
+  refused({"--machine", "bad.json"}, "bad.json: /overlace_machine: got null, wanted 1");
 }
 
 TEST(Gnn, RefusesWordsAndArtefactsThatAreNone) {

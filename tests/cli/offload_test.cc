@@ -296,12 +296,20 @@ TEST_F(Offload, IsPlanned) {
                                        "6",
                                        "--json",
                                        "-",
-                                       "--storage",
+                                       "--tflops",
+                                       "1",
+                                       "--machine",
                                        "disk.json"};
-  directory_.write("disk.json", R"({"storage": {"read_GBps": {"4096": 0.5, "1048576": 3.25}}})");
-  const Result by_storage = planned(measured);
-  ASSERT_EQ(by_storage.exit, 0) << by_storage.err;
-  EXPECT_EQ(Json::parse(by_storage.out).value().find("disk_bytes_per_s")->as_double(), 3.25e9);
+  directory_.write("disk.json", R"({"overlace_machine": 1, "name": "mine", "storage": {"read_GBps":
+      {"points": [[4096, 0.5], [1048576, 3.25]], "source": "measured", "x": "bytes"}}})");
+  const Result by_machine = planned(measured);
+  ASSERT_EQ(by_machine.exit, 0) << by_machine.err;
+  const Json mine = Json::parse(by_machine.out).value();
+  EXPECT_NEAR(mine.find("disk_bytes_per_s")->as_double(), 3.25e9, 1);
+  EXPECT_EQ(mine.find("disk_origin")->as_string(), "measured, machine mine");
+  EXPECT_EQ(mine.find("host_bytes_per_s")->as_double(), 55e9);
+  EXPECT_NE(mine.find("host_origin")->as_string().find("assumed: machine mine has no figures of the host link"),
+            std::string::npos);
   // Where activations leave, too.
   const std::string least = std::to_string(smallest(2, {"--micro-batch", "6"}));
   std::vector<std::string> words = {
@@ -323,12 +331,8 @@ TEST_F(Offload, IsPlanned) {
   refused({"--device-memory", "1MiB"}, 7, "--device-memory is 1MiB: device memory is 1048576 bytes, wanted ");
   refused({"--device-memory", "1GiB", "--layers", "0"}, 2, "--layers is 0, wanted 1 to 32");
   refused({"--device-memory", "1GiB", "--disk-gbps", "-1"}, 2, "--disk-gbps is -1, wanted more than 0");
-  refused({"--device-memory", "1GiB", "--disk-gbps", "2", "--storage", "disk.json"}, 2,
-          "--storage is disk.json and --disk-gbps is 2, wanted one of both");
-  directory_.write("disk.json", R"({"storage": {"read_GBps": {"4096": 0.5}}})");
-  refused({"--device-memory", "1GiB", "--storage", "disk.json"}, 2,
-          "disk.json: storage.read_GBps.1048576 is missing, wanted what overlace gnn diskbench --json writes");
-  refused({"--device-memory", "1GiB", "--storage", "none.json"}, 5, "cannot open none.json: ");
+  measured.insert(measured.end(), {"--disk-gbps", "2"});
+  EXPECT_EQ(Json::parse(planned(measured).out).value().find("disk_bytes_per_s")->as_double(), 2e9);
   refused({"--device-memory", "1GiB", "--tokens", "100", "--sequence-length", "30"}, 2,
           "--tokens is 100 and --sequence-length is 30, wanted a multiple of the latter");
 }

@@ -357,3 +357,31 @@ def test_pyg_takes_batches_and_has_the_same_layers(run: gnn.Artefact) -> None:
             x, edges, _ = trim(1, data.num_sampled_nodes, data.num_sampled_edges, data.x, data.edge_index)
             last, num_src, _ = batch.layer(1)
             assert x.shape[0] == num_src and torch.equal(edges, last)
+
+
+def test_damaged_rows_come_from_the_dataset_and_packs_are_made_anew(dataset: gnn.Dataset, tmp_path: Path) -> None:
+    made = gnn.OfflineSampler(dataset, [5, 3], batch_size=32, seed=7).run(tmp_path / "run.ovg")
+    gnn.pack(made, "16KiB", "24KiB", policy="static", order="shuffle")
+    packs = made.path / "packs-shuffle.ovk"
+    good = packs.read_bytes()
+    last = len(good) - 4096  # rows stand at the end of an extent
+    packs.write_bytes(good[:last] + bytes([good[last] ^ 1]) + good[last + 1 :])
+    features = torch.from_numpy(np.array(dataset.features))
+    with gnn.PackedLoader(made) as loader, pytest.raises(overlace.IoError, match="checksum of rows"):
+        list(loader)
+    with gnn.PackedLoader(made, on_corrupt="source") as loader:
+        with pytest.warns(UserWarning, match="rows of packs shuffle are damaged and came from the dataset") as told:
+            for batch in [*loader, *loader]:
+                assert torch.equal(batch.x, features[batch.n_id])
+        assert len(told) == 1
+        assert loader.stats()["mended_rows"] > 0
+    with gnn.PackedLoader(made, checksum="off") as loader:
+        assert not all(torch.equal(batch.x, features[batch.n_id]) for batch in loader)
+        assert loader.stats()["mended_rows"] == 0
+    with pytest.raises(overlace.InvalidArgument, match="checksum is 'none', wanted one of on, off"):
+        gnn.PackedLoader(made, checksum="none")
+    with pytest.raises(overlace.InvalidArgument, match="on_corrupt is 'skip', wanted one of error, source"):
+        gnn.PackedLoader(made, on_corrupt="skip")
+    assert gnn.repair(made) == 1
+    assert packs.read_bytes() == good
+    assert gnn.repair(made, dataset) == 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from overlace.gnn.artefact import Artefact, OfflineSampler, pack, verify
+from overlace.gnn.artefact import Artefact, OfflineSampler, pack, repair, verify
 from overlace.gnn.dataset import Dataset, generate, import_dataset
 from overlace.gnn.dlpack import DlpackArray
 from overlace.gnn.loader import Batch, PackedLoader
@@ -40,6 +40,7 @@ __all__ = [
     "import_dataset",
     "nn",
     "pack",
+    "repair",
     "verify",
 ]
 

@@ -157,6 +157,8 @@ class LoaderOptions(_Sized):
         ("on_gpu", c.c_int32),
         ("device", c.c_int32),
         ("gather_ctas", c.c_int32),
+        ("unchecked", c.c_int32),
+        ("source", c.c_char_p),
     )
 
 
@@ -210,6 +212,7 @@ class StatsStruct(_Sized):
         *((name, c.c_int64) for name in ("batches", "bytes_read", "requests", "read_again")),
         *((name, c.c_int64) for name in ("gpu_rows", "cpu_rows", "ring_rows", "admitted")),
         *((name, c.c_double) for name in ("verify_s", "gather_s", "admit_s", "waited_s", "read_s")),
+        ("mended_rows", c.c_int64),
     )
 
 

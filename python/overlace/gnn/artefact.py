@@ -35,6 +35,11 @@ def as_artefact(run: Artefact | str | Path) -> Artefact:
     return run if isinstance(run, Artefact) else Artefact(run)
 
 
+def dataset_of(run: Artefact, dataset: Dataset | None = None) -> bytes:
+    """The directory of an artefact's dataset, where it was sampled if nobody says otherwise."""
+    return str(dataset.path if dataset else run.manifest["dataset"]["directory"]).encode()
+
+
 class OfflineSampler:
     """Samples all batches of a training epoch before training; the same for any number of threads and any machine.
 
@@ -107,7 +112,7 @@ def pack(
         raise errors.InvalidArgument(f"ranks is {ranks}, wanted at least 1")
     run = as_artefact(run)
     request = _native.Pack(
-        dataset=str(dataset.path if dataset else run.manifest["dataset"]["directory"]).encode(),
+        dataset=dataset_of(run, dataset),
         artefact=str(run.path).encode(),
         gpu_bytes=_native.size("gpu_cache", gpu_cache),
         cpu_bytes=_native.size("cpu_cache", cpu_cache),
@@ -130,3 +135,15 @@ def verify(run: Artefact | str | Path, dataset: Dataset | None = None) -> None:
     """
     deep = None if dataset is None else str(dataset.path).encode()
     _native.call("ovl_gnn_verify", str(as_artefact(run).path).encode(), deep)
+
+
+def repair(run: Artefact | str | Path, dataset: Dataset | None = None) -> int:
+    """Packs anew, from the dataset, the packs that are missing, cut or damaged, and returns their number.
+
+    The files are then as they were first. `dataset`: where it is, if not where it was sampled. IoError for samples that
+    are damaged, which cannot be made again.
+    """
+    run = as_artefact(run)
+    num_packs = c.c_int64()
+    _native.call("ovl_gnn_repair", str(run.path).encode(), dataset_of(run, dataset), c.byref(num_packs))
+    return num_packs.value

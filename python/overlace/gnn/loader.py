@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from overlace import errors
 from overlace._library import names_of
 from overlace.gnn import _device, _native
-from overlace.gnn.artefact import Artefact, as_artefact
+from overlace.gnn.artefact import Artefact, as_artefact, dataset_of
 from overlace.gnn.dlpack import DlpackArray
 
 if TYPE_CHECKING:
@@ -75,9 +76,11 @@ class PackedLoader(_native.Handle):
     device for what was queued until then on the stream that was current when it was taken. `packs`: a name in the
     manifest, None for the first of `split`. `memory`: limit of what is allocated on the host at open, all of it then.
     `pace`: bytes per second, "200MiB", of a slower disk to be played, for measurements. `gather_ctas`: blocks of a
-    GPU's kernel at most where rows come over the link; more take more SMs of the training. One thread uses a
-    loader. IoError where bytes are not what was packed; OutOfMemory lists what is needed; Unsupported where
-    there is no such device, or memory cannot be pinned for it.
+    GPU's kernel at most where rows come over the link; more take more SMs of the training. `checksum`: "off" looks at
+    indices alone. `on_corrupt`: "source" takes rows whose checksum is wrong twice from the dataset, with one warning,
+    and counts them (`stats()["mended_rows"]`); "error" raises. One thread uses a loader. IoError where bytes are not
+    what was packed; OutOfMemory lists what is needed; Unsupported where there is no such device, or memory cannot be
+    pinned for it.
     """
 
     _kind = "loader"
@@ -97,8 +100,12 @@ class PackedLoader(_native.Handle):
         ranks: int = 1,
         pace: int | str | None = None,
         gather_ctas: int = 64,
+        checksum: str = "on",
+        on_corrupt: str = "error",
     ) -> None:
         _native.word("format", format, FORMATS)
+        _native.word("checksum", checksum, ("on", "off"))
+        _native.word("on_corrupt", on_corrupt, ("error", "source"))
         if gather_ctas < 1:
             raise errors.InvalidArgument(f"gather_ctas is {gather_ctas}, wanted at least 1")
         if not 0 <= rank < ranks:
@@ -129,8 +136,11 @@ class PackedLoader(_native.Handle):
             on_gpu=0 if self._gpu is None else 1,
             device=0 if self._gpu is None else self._gpu.index,
             gather_ctas=gather_ctas,
+            unchecked=int(checksum == "off"),
+            source=dataset_of(run) if on_corrupt == "source" else None,
         )
         self._order_seed = order_seed
+        self._mends = on_corrupt == "source"  # and nobody was warned yet
         handle = self._open(options)
         info = _native.LoaderInfo()
         _native.call("ovl_gnn_loader_info_of", handle, c.byref(info))
@@ -176,6 +186,7 @@ class PackedLoader(_native.Handle):
             batch, has_one = _native.BatchStruct(), c.c_int32()
             _native.call("ovl_gnn_loader_next", self._handle, c.byref(batch), c.byref(has_one))
             if not has_one.value:
+                self._warn_of_damage()
                 return
             held = not self._copy
             self._at = (epoch, batch.position + 1)
@@ -186,6 +197,15 @@ class PackedLoader(_native.Handle):
             self._check_open()
             if loop != self._loops:
                 raise errors.InvalidArgument("PackedLoader: another loop over it has begun, wanted one at a time")
+
+    def _warn_of_damage(self) -> None:
+        """Once, of rows that came from the dataset."""
+        if self._mends and (rows := self.stats()["mended_rows"]) > 0:
+            self._mends = False
+            text = (
+                f"PackedLoader: {rows} rows of packs {self.packs} are damaged and came from the dataset; see gnn.repair"
+            )
+            warnings.warn(text, stacklevel=3)
 
     def _memory(self, address: int, nbytes: int) -> Any:
         """The library's memory, not copied, as bytes of the kind that batches have."""

@@ -6,11 +6,11 @@
 #include <span>
 #include <string>
 
+#include "overlace/gnn.h"
 #include "src/base/npy.h"
 #include "src/base/status.h"
 #include "src/gnn/dataset/description.h"
 #include "src/gnn/graph.h"
-#include "src/gnn/split.h"
 
 namespace overlace::gnn {
 

@@ -7,9 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "overlace/gnn.h"
+
 namespace overlace::gnn {
 
-enum class CachePolicy : uint8_t { none, hottest, lru, belady };
 /// "none", "static", "lru", "belady".
 const char* name_of(CachePolicy policy);
 

@@ -58,9 +58,12 @@ struct ExtentView {
   std::span<const std::byte> rows;
 };
 
+/// Which checksums are looked at.
+enum class ExtentSumsChecked { all, all_but_rows, none };
+
 /// Checks checksums and every index. `bytes` begin at a multiple of 8. Errors, all with `name` and the extent's number:
 /// version_mismatch, stale (of another generation), corrupt (anything else, with section, place and both values).
 base::Result<ExtentView> open_extent(std::span<const std::byte> bytes, const ExtentLimits& limits,
-                                     const std::string& name);
+                                     const std::string& name, ExtentSumsChecked checked = ExtentSumsChecked::all);
 
 }  // namespace overlace::gnn

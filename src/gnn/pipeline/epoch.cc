@@ -254,7 +254,9 @@ void Epoch::verify_loop() {
     lock.unlock();
     before(Stage::verify, found);
     const Clock::time_point begin = Clock::now();
-    base::Status status = item.failure.ok() ? verify(found, has_pages) : item.failure;
+    base::Status status = item.failure.ok() ? verify(found, has_pages, false) : item.failure;
+    if (status.code() == Errc::corrupt && item.is_second_try && context_.source != nullptr)
+      status = verify(found, has_pages, true);
     const Interval time{ns_of(begin), ns_of(Clock::now())};
     lock.lock();
     stats_.verify_s += seconds_of(time.end_ns - time.begin_ns);
@@ -275,12 +277,15 @@ void Epoch::verify_loop() {
   }
 }
 
-base::Status Epoch::verify(int64_t index, bool has_pages) {
+base::Status Epoch::verify(int64_t index, bool has_pages, bool mends) {
   Item& item = items_[static_cast<size_t>(index)];
   const PackPlan& plan = context_.plan;
   if (!has_pages) {
     const auto bytes = slot(index).first(static_cast<size_t>(item.place.bytes));
-    auto view = open_extent(bytes, plan.limits(item.number), context_.packs->path());
+    const auto checked = !context_.options.checks_sums ? ExtentSumsChecked::none
+                         : mends                       ? ExtentSumsChecked::all_but_rows
+                                                       : ExtentSumsChecked::all;
+    auto view = open_extent(bytes, plan.limits(item.number), context_.packs->path(), checked);
     if (!view.ok()) return view.status();
     const int64_t blocks = reinterpret_cast<const std::byte*>(view->program.data()) - bytes.data() - kExtentPage;
     const int64_t read = std::ssize(view->rows) / row_bytes_ + std::ssize(view->pages) * plan.page.rows;
@@ -293,8 +298,10 @@ base::Status Epoch::verify(int64_t index, bool has_pages) {
                          context_.packs->path(), item.number, view->program.size(), view->pages.size(), blocks, read,
                          plan.most_rows, plan.most_pages, plan.most_block_bytes, plan.max_ring_rows);
     item.view = *view;
-    return {};
+    return mends ? mend(index, has_pages) : base::Status();
   }
+  if (mends) return mend(index, has_pages);
+  if (!context_.options.checks_sums) return {};
   const int64_t first = plan.first_page[static_cast<size_t>(item.number / plan.disk_segment_batches)];
   for (int64_t k = 0; k < std::ssize(item.view.pages); ++k) {
     const int64_t page = first + item.view.pages[static_cast<size_t>(k)];

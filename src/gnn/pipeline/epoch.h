@@ -24,6 +24,7 @@ struct EpochContext {
   LoaderBuffers& buffers;
   io::IoEngine& engine;
   LoaderDevice* device;  // null: CPUs gather
+  RowStore* source;      // of rows that are damaged; null: they are an error
   std::shared_ptr<io::File> packs, pages;
   int64_t trace_batches;  // of a sampled epoch, of all ranks
 };
@@ -108,7 +109,9 @@ class Epoch {
   bool begin_reads(std::unique_lock<std::mutex>& lock);
   void request_pages(int64_t index);
   void completed(const io::Completion& completion);
-  base::Status verify(int64_t index, bool has_pages);
+  /// `mends`: rows come from the source, where all else is whole.
+  base::Status verify(int64_t index, bool has_pages, bool mends);
+  base::Status mend(int64_t index, bool has_pages);
   /// Calls take(level, item, row) for each input row: the item in whose ring it is, the row there or in its cache.
   template <class Take>
   base::Status each_row(int64_t index, const Take& take);

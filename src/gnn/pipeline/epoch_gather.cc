@@ -1,8 +1,10 @@
 // What a batch gets once it is its turn: rows from their levels, its arrays, by CPUs or by a device.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "src/base/ceil_div_pod.h"
+#include "src/base/log.h"
 #include "src/gnn/pipeline/epoch.h"
 
 namespace overlace::gnn {
@@ -26,6 +28,41 @@ std::span<const std::byte> Epoch::row_of(const Item& item, int64_t index, uint32
   const int64_t paged = row - packed;
   const int64_t offset = context_.buffers.extent_room + paged / page.rows * page.bytes + paged % page.rows * row_bytes_;
   return slot(index).subspan(static_cast<size_t>(offset), bytes);
+}
+
+/// Rows of the dataset take the place of those that the item has read: of its pack, or of its pages as far as any batch
+/// needs them. All of them are input rows of the batch, or what a restore loads into slots.
+base::Status Epoch::mend(int64_t index, bool has_pages) {
+  const Item& item = items_[static_cast<size_t>(index)];
+  const PackPlan& plan = context_.plan;
+  const int64_t packed = std::ssize(item.view.rows) / row_bytes_;
+  std::vector<int64_t> vertices;
+  std::vector<uint32_t> rows;
+  const auto take = [&](uint32_t row, uint32_t vertex) {
+    if ((row >= packed) != has_pages || row >= ring_rows(item)) return;
+    rows.push_back(row);
+    vertices.push_back(vertex);
+  };
+  const auto depth = static_cast<uint32_t>(depth_);
+  for (size_t i = 0; i < item.view.program.size(); ++i) {
+    const uint32_t place = row_index(item.view.program[i]);
+    if (row_level(item.view.program[i]) == RowLevel::ring && ring_age(place, depth) == 0)
+      take(ring_row(place, depth), item.view.batch.inputs[i]);
+  }
+  if (item.number < 0)
+    for (const Admission& load : item.view.admissions) take(load.ring_row, plan.start.cpu[load.slot]);
+  std::vector<std::byte> bytes(rows.size() * static_cast<size_t>(row_bytes_));
+  OVERLACE_TRY(context_.source->read(vertices, bytes));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t offset = row_of(item, index, rows[i]).data() - slot(index).data();
+    std::memcpy(slot(index).data() + offset, bytes.data() + i * static_cast<size_t>(row_bytes_),
+                static_cast<size_t>(row_bytes_));
+  }
+  base::warn_once("gnn", base::format("{}: rows are damaged and come from dataset {}; see overlace gnn verify --repair",
+                                      (has_pages ? context_.pages : context_.packs)->path(), context_.options.source));
+  const std::lock_guard lock(mutex_);
+  stats_.mended_rows += std::ssize(rows);
+  return {};
 }
 
 /// The number of a batch that is delivered; the first one has 0.

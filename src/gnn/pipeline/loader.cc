@@ -8,6 +8,7 @@
 #include "src/base/crc32c.h"
 #include "src/gnn/pack/files.h"
 #include "src/gnn/pipeline/epoch.h"
+#include "src/gnn/store/generation.h"
 
 namespace overlace::gnn {
 namespace {
@@ -53,6 +54,7 @@ base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory,
     if (!opened.ok()) return opened.status();
     (file == PackFile::packs ? loader->packs_ : loader->pages_) = std::move(*opened);
   }
+  if (!loader->options_.source.empty()) OVERLACE_TRY(loader->open_source());
   const TraceEntry* trace = loader->manifest_.trace(entry->split);
   loader->trace_batches_ = trace == nullptr ? 1 : trace->batches;
   loader->options_.packs = entry->name;
@@ -62,6 +64,16 @@ base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory,
   OVERLACE_TRY(loader->allocate());
   OVERLACE_TRY(loader->load_caches());
   return loader;
+}
+
+base::Status Loader::open_source() {
+  const auto dataset = Dataset::open(options_.source);
+  if (!dataset.ok()) return dataset.status();
+  OVERLACE_TRY(check_dataset(manifest_, *dataset, directory_));
+  auto rows = RowStore::open(*dataset, {.io = {.engine = options_.io.engine}});
+  if (!rows.ok()) return rows.status();
+  source_ = std::move(*rows);
+  return {};
 }
 
 Loader::Loader(std::string directory, LoaderOptions options)
@@ -95,8 +107,8 @@ base::Status Loader::allocate() {
                          bytes_.device_ring, bytes_.device_outputs);
   if (options_.memory_bytes > 0 && bytes_.host() > options_.memory_bytes)
     return base::error(Errc::out_of_memory,
-                       "{}: packs {} were planned for {}; memory_bytes is {}. Pack again with smaller caches: "
-                       "overlace gnn pack {} --cpu-cache ...",
+                       "{}: packs {} were planned for {}; memory_bytes is {}. Pack again with smaller caches, which "
+                       "overlace gnn plan {} --fit finds for this machine",
                        directory_, options_.packs, list, options_.memory_bytes, directory_);
   const auto take = [&](int64_t bytes, io::AlignedBuffer* out) -> base::Status {
     auto buffer = io::AlignedBuffer::allocate(static_cast<size_t>(bytes));
@@ -122,10 +134,11 @@ base::Status Loader::allocate_on_device(const std::string& list) {
                                   {bytes_.device_outputs, &buffers_.device_outputs}}) {
     const auto memory = device_->allocate(bytes);
     if (!memory.ok() && memory.status().code() == Errc::out_of_memory)
-      return base::error(Errc::out_of_memory,
-                         "{}: packs {} were planned for {}; {} bytes are not to be had. Pack again with smaller caches:"
-                         " overlace gnn pack {} --gpu-cache ...",
-                         directory_, options_.packs, list, bytes, directory_);
+      return base::error(
+          Errc::out_of_memory,
+          "{}: packs {} were planned for {}; {} bytes are not to be had. Pack again with smaller caches, "
+          "which overlace gnn plan {} --fit finds for this machine",
+          directory_, options_.packs, list, bytes, directory_);
     if (!memory.ok()) return memory.status();
     *to = *memory;
   }
@@ -226,8 +239,8 @@ base::Status Loader::start(int64_t epoch, int64_t position) {
   }
   cache_at_ = kNowhere;
   epoch_ = std::make_unique<Epoch>(
-      EpochContext{plan_, options_, buffers_, *engine_, device_.get(), packs_, pages_, trace_batches_}, batches,
-      skipped, position);
+      EpochContext{plan_, options_, buffers_, *engine_, device_.get(), source_.get(), packs_, pages_, trace_batches_},
+      batches, skipped, position);
   return {};
 }
 

@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "overlace/gnn.h"
 #include "src/base/status.h"
 #include "src/base/trace.h"
 #include "src/gnn/pipeline/loader_device.h"
 #include "src/gnn/pipeline/output.h"
+#include "src/gnn/rows/row_store.h"
 #include "src/gnn/sample/trace.h"
 #include "src/gnn/store/artefact.h"
 #include "src/io/alignment.h"
@@ -32,6 +34,8 @@ struct LoaderOptions {
   uint64_t order_seed = 0;      // of the sequence of segments or batches
   int64_t memory_bytes = 0;     // that may be taken at open; 0: no limit
   io::EngineOptions io = {};
+  bool checks_sums = true;  // of what is read; indices are checked in any case
+  std::string source = {};  // directory of the dataset whose rows replace damaged ones; empty: an error comes
   /// Blocks of the device's kernel at most where rows come over the link, so that it leaves the rest of the device to
   /// who trains. Each has 16 KiB under way.
   int gather_ctas = 64;
@@ -47,28 +51,6 @@ struct LoaderBytes {
   bool is_on_device = false;
   int64_t host() const { return (is_on_device ? 0 : gpu_cache) + cpu_cache + ring + restore + outputs; }
   int64_t device() const { return is_on_device ? gpu_cache + device_ring + device_outputs : 0; }
-};
-
-struct LoaderStats {
-  int64_t batches = 0, bytes_read = 0, requests = 0, read_again = 0;
-  int64_t gpu_rows = 0, cpu_rows = 0, ring_rows = 0, admitted = 0;  // gathered from each level; entered the CPU cache
-  double read_s = 0;                                                // with reads under way, of those that have ended
-  double verify_s = 0, gather_s = 0, admit_s = 0;                   // that the stages worked
-  double waited_s = 0;                                              // that next() waited
-};
-
-/// Valid until it is released. With a loader on a device `rows` and what follows it there lie in the device's memory.
-struct LoadedBatch {
-  int64_t number = 0;               // in the trace of its sampled epoch
-  int64_t sampled_epoch = 0;        // 0 for all splits but train
-  bool is_repeated = false;         // a batch of the first ranks once more, so that all ranks do as many steps
-  int64_t position = 0;             // in the training epoch
-  BatchView blocks;                 // of the host
-  std::span<const int32_t> labels;  // of the host: of the seeds, -1: none
-  std::span<const std::byte> rows;  // (input rows, row_bytes), in the order of blocks.inputs
-  /// What trainers take: vertex of each row; (2, edges), from and to; class of each seed.
-  std::span<const int64_t> ids, edges, classes;
-  int64_t bytes = 0;  // from the first row to behind `classes`: one piece of memory
 };
 
 /// Memory of a loader, allocated once.
@@ -126,6 +108,7 @@ class Loader {
 
  private:
   Loader(std::string directory, LoaderOptions options);
+  base::Status open_source();
   base::Status allocate();
   base::Status allocate_on_device(const std::string& list);
   base::Status load_caches();
@@ -140,6 +123,7 @@ class Loader {
   std::shared_ptr<LoaderDevice> device_;  // goes before the memory that it has pinned
   std::shared_ptr<io::File> packs_, pages_;
   std::unique_ptr<io::IoEngine> engine_;
+  std::unique_ptr<RowStore> source_;  // null: options_.source is empty
   static constexpr int64_t kNowhere = -1;
   /// Batch of the cycle before which the CPU cache holds what it holds now.
   int64_t cache_at_ = kNowhere, cache_after_ = kNowhere;  // after the epoch that is under way

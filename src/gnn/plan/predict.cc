@@ -22,6 +22,7 @@ LoaderMemory memory_of(const Prediction& p) {
   memory.cpu_cache = cpu_rows == 0 ? 0 : (cpu_rows + 1) * row;  // and the spare slot of restores
   memory.cpu_ring = slots * (p.largest_extent + p.most_page_bytes) + p.largest_restore;
   memory.cpu_outputs = kOutputs * room.host;
+  memory.alone_outputs = kOutputs * output_room({p.most_rows, p.most_block_bytes}, row, false, cpu_rows > 0).host;
   return memory;
 }
 
@@ -100,6 +101,10 @@ base::Result<Prediction> predict(const InputTrace& trace, const LevelOptions& op
   return out;
 }
 
+int64_t host_bytes(const Prediction& prediction, const FitRequest& request) {
+  return request.gpu_bytes > 0 ? prediction.memory.cpu() : prediction.memory.alone();
+}
+
 base::Result<Prediction> fit(const InputTrace& trace, const FitRequest& request) {
   LevelOptions options = request.options;
   if (options.row_bytes < 1) return base::invalid_argument("row_bytes is {}, wanted at least 1", options.row_bytes);
@@ -119,15 +124,16 @@ base::Result<Prediction> fit(const InputTrace& trace, const FitRequest& request)
     auto tried = predict(trace, options);
     if (!tried.ok()) return tried.status();
     const LoaderMemory& memory = tried->memory;
-    if (memory.gpu() <= request.gpu_bytes && memory.cpu() <= request.cpu_bytes) return tried;
-    const int64_t gpu_over = std::max<int64_t>(0, memory.gpu() - request.gpu_bytes);
-    const int64_t cpu_over = std::max<int64_t>(0, memory.cpu() - request.cpu_bytes);
+    const int64_t on_gpu = request.gpu_bytes > 0 ? memory.gpu() : 0, on_host = host_bytes(*tried, request);
+    if (on_gpu <= request.gpu_bytes && on_host <= request.cpu_bytes) return tried;
+    const int64_t gpu_over = std::max<int64_t>(0, on_gpu - request.gpu_bytes);
+    const int64_t cpu_over = std::max<int64_t>(0, on_host - request.cpu_bytes);
     if ((gpu_over > 0 && memory.gpu_cache == 0) || (cpu_over > 0 && memory.cpu_cache == 0))
       return base::error(Errc::out_of_memory,
                          "gpu_bytes is {} and cpu_bytes {}, wanted at least {} and {} for buffers beside caches of {} "
                          "and {} rows; smaller batches or a smaller depth need less",
-                         request.gpu_bytes, request.cpu_bytes, memory.gpu() - memory.gpu_cache,
-                         memory.cpu() - memory.cpu_cache, tried->plan.start.gpu.size(), tried->plan.start.cpu.size());
+                         request.gpu_bytes, request.cpu_bytes, std::max<int64_t>(0, on_gpu - memory.gpu_cache),
+                         on_host - memory.cpu_cache, tried->plan.start.gpu.size(), tried->plan.start.cpu.size());
     // NOTE: an eighth more, as what leaves the caches makes the buffers larger.
     const auto smaller = [&](int64_t cached, int64_t over) {
       return std::max<int64_t>(0, cached - base::ceil_div(over + over / 8, options.row_bytes));

@@ -9,14 +9,16 @@
 
 namespace overlace::gnn {
 
-/// Memory that a loader on a GPU takes when it opens, in bytes; one on CPUs takes all caches and outputs of the host.
+/// Memory that a loader takes when it opens, in bytes: on a GPU gpu() and cpu(), on CPUs alone().
 /// Rings have R = 2 D + 2 buffers: the CPU's for the largest extent and the pages of a batch, and one for the largest
 /// restore, the GPU's for the rows that a batch has read. Outputs: three, of the rows and arrays of the largest batch.
 struct LoaderMemory {
   int64_t gpu_cache = 0, gpu_ring = 0, gpu_outputs = 0;
   int64_t cpu_cache = 0, cpu_ring = 0, cpu_outputs = 0;
+  int64_t alone_outputs = 0;  // of a loader without a GPU
   int64_t gpu() const { return gpu_cache + gpu_ring + gpu_outputs; }
   int64_t cpu() const { return cpu_cache + cpu_ring + cpu_outputs; }
+  int64_t alone() const { return gpu_cache + cpu_cache + cpu_ring + alone_outputs; }
 };
 
 /// What a loader does for one item of its sequence: a batch, or the restore behind a segment (or behind a sampled epoch
@@ -48,11 +50,15 @@ base::Result<Prediction> predict(const InputTrace& trace, const LevelOptions& op
 
 /// Memory that may be used, in bytes, and what to use it for.
 struct FitRequest {
-  int64_t gpu_bytes = 0, cpu_bytes = 0;
+  int64_t gpu_bytes = 0;  // 0: it trains on CPUs
+  int64_t cpu_bytes = 0;
   int64_t disk_bytes = 0;     // rows that packs and disk cache may hold, in bytes; 0: as many as there are
   LevelOptions options = {};  // sizes of the levels are ignored
   bool is_automatic_order = true;
 };
+
+/// Bytes of the host that a loader takes where it is fitted to that memory.
+int64_t host_bytes(const Prediction& prediction, const FitRequest& request);
 
 /// Caches with which a loader fits the memory, within a few percent of the largest. out_of_memory names what its
 /// buffers need where caches of no rows do not help.

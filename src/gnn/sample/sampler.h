@@ -7,18 +7,11 @@
 #include <span>
 #include <vector>
 
+#include "overlace/gnn.h"
 #include "src/base/status.h"
 #include "src/gnn/graph.h"
-#include "src/gnn/split.h"
 
 namespace overlace::gnn {
-
-struct SamplerOptions {
-  std::vector<int32_t> fanouts;  // from the seeds outward; -1: all in-neighbours, 0: none
-  int64_t batch_size = 1024;     // seeds of a batch
-  uint64_t seed = 0;
-  bool replace = false;  // draws may repeat an edge; a vertex with in-neighbours then has exactly `fanout` of them
-};
 
 /// A pass over the seeds of a split. Only `train` is sampled more than once.
 struct SampledEpoch {

@@ -15,12 +15,6 @@
 
 namespace overlace::gnn {
 
-/// A batch in place; the arrays mean what those of SampledBatch do.
-struct BatchView {
-  std::span<const uint32_t> inputs, reached, indptr, indices;
-  int64_t num_seeds() const { return reached.empty() ? 0 : reached[0]; }
-};
-
 /// The batches of an epoch. Levels need their input rows only.
 class InputTrace {
  public:

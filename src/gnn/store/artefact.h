@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "overlace/gnn.h"
 #include "src/base/mapped_file.h"
 #include "src/base/status.h"
 #include "src/gnn/dataset/dataset.h"
@@ -20,9 +21,6 @@
 #include "src/io/engine.h"
 
 namespace overlace::gnn {
-
-/// The progress of a long step: what is done now, and how much of it, 0 to 1. May throw, which ends the step.
-using StepProgress = std::function<void(std::string_view what, double share)>;
 
 /// Whoever changes an artefact holds its lock; it goes with the process.
 class ArtefactLock {
@@ -76,32 +74,11 @@ class SelectedTrace {
 base::Result<PackPlan> open_plan(const std::string& directory, const Manifest& manifest, const PackEntry& entry);
 std::string plan_path(const std::string& directory, const std::string& name);
 
-struct SampleRequest {
-  SamplerOptions sampler;
-  std::vector<Split> splits = {Split::train};
-  int64_t epochs = 1;  // of train, each sampled anew; training takes them in turn
-  int threads = 0;     // 0: the cores; the traces do not depend on it
-  StepProgress progress = {};
-};
 /// Samples the splits and epochs that the artefact does not have yet. invalid_argument: the artefact is one of other
 /// samples, a split without vertices, epochs outside 1 to kMaxSampledEpochs; stale: of another dataset.
 inline constexpr int64_t kMaxSampledEpochs = 4096;
 base::Result<Manifest> sample_artefact(const Dataset& dataset, const std::string& directory,
                                        const SampleRequest& request);
-
-struct ArtefactPackRequest {
-  CachePolicy policy = CachePolicy::belady;
-  int64_t gpu_bytes = 0, cpu_bytes = 0;  // of the caches
-  int64_t disk_bytes = 0;                // for packs and disk cache; 0: as many as there are
-  int64_t page_bytes = 4096;
-  bool is_automatic_order = true;
-  OrderChoice order = {};
-  int depth = 3;
-  int64_t ranks = 1;  // that train together, each from packs and with caches of its own
-  int64_t memory_bytes = int64_t{1} << 30;
-  bool is_dry = false;  // counts bytes, exactly, and writes nothing
-  StepProgress progress = {};
-};
 
 /// Packs all that is sampled for one order and number of ranks. What was packed before with the same request stays; a
 /// run that was killed goes on where it was, and the files are the same for any number of runs. io where the disk has
@@ -116,5 +93,12 @@ struct VerifyReport {
 /// Reads all files and checks every checksum and index. With a dataset every packed byte is made anew and compared.
 base::Result<VerifyReport> verify_artefact(const std::string& directory, const Dataset* deep,
                                            const StepProgress& progress = {});
+
+/// Checks all packs as verify_artefact() does, and packs anew those that are missing, cut or damaged; their names. The
+/// files are then those that were there first. Samples that are damaged are an error, as they cannot be made again
+/// here. Errors as of both.
+base::Result<std::vector<std::string>> repair_artefact(const Dataset& dataset, const std::string& directory,
+                                                       int64_t memory_bytes = int64_t{1} << 30,
+                                                       const StepProgress& progress = {});
 
 }  // namespace overlace::gnn

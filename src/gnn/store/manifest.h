@@ -6,11 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include "overlace/gnn.h"
 #include "src/base/status.h"
 #include "src/gnn/levels/slots.h"
 #include "src/gnn/order/batch_order.h"
 #include "src/gnn/sample/sampler.h"
-#include "src/gnn/split.h"
 
 namespace overlace::gnn {
 

@@ -114,8 +114,10 @@ base::Result<std::vector<uint32_t>> sums_of(io::IoEngine* engine, const std::str
 /// Everything that packing the splits of one artefact shares.
 class ArtefactPacker {
  public:
-  ArtefactPacker(const Dataset& dataset, const std::string& directory, const ArtefactPackRequest& request)
-      : dataset_(dataset), directory_(directory), request_(request) {}
+  /// `anew`: packs that are made again though they seem to be there.
+  ArtefactPacker(const Dataset& dataset, const std::string& directory, const ArtefactPackRequest& request,
+                 std::span<const std::string> anew = {})
+      : dataset_(dataset), directory_(directory), request_(request), anew_(anew) {}
 
   base::Result<Manifest> run() {
     const auto lock = ArtefactLock::take(directory_);
@@ -191,7 +193,8 @@ class ArtefactPacker {
     const TraceEntry& entry = *manifest_.trace(split);
     PackEntry packs = entry_of(entry, rank);
     const Generation generation = generation_of(manifest_, entry, packs);
-    if (const PackEntry* old = manifest_.pack(packs.name); old != nullptr) {
+    const bool is_anew = std::find(anew_.begin(), anew_.end(), packs.name) != anew_.end();
+    if (const PackEntry* old = manifest_.pack(packs.name); old != nullptr && !is_anew) {
       auto plan = open_plan(directory_, manifest_, *old);
       if (plan.ok() && plan->generation == generation) {
         if (split == Split::train) start_ = plan->start;
@@ -209,7 +212,14 @@ class ArtefactPacker {
     request.generation = generation;
     request.memory_bytes = request_.memory_bytes;
     OVERLACE_TRY(write_packs(trace->trace(), std::move(request), &packs));
-    manifest_.packs.push_back(std::move(packs));
+    // A repair that is killed finds the entry of what it has to make.
+    const auto old = std::find_if(manifest_.packs.begin(), manifest_.packs.end(),
+                                  [&](const PackEntry& e) { return e.name == packs.name; });
+    if (old == manifest_.packs.end()) {
+      manifest_.packs.push_back(std::move(packs));
+    } else {
+      *old = std::move(packs);
+    }
     return write_manifest();
   }
 
@@ -290,6 +300,7 @@ class ArtefactPacker {
   const Dataset& dataset_;
   const std::string& directory_;
   const ArtefactPackRequest& request_;
+  const std::span<const std::string> anew_;
   Manifest manifest_;
   std::vector<int32_t> labels_;
   std::unique_ptr<io::IoEngine> engine_;
@@ -313,19 +324,32 @@ class Verifier {
       ++report_.files;
       report_.bytes += entry.bytes;
     }
-    for (const PackEntry& entry : manifest->packs) {
-      const auto plan = open_plan(directory_, *manifest, entry);
-      if (!plan.ok()) return plan.status();
-      OVERLACE_TRY(check_extents(*plan, entry));
-      OVERLACE_TRY(check_rows(*plan, entry));
-      report_.files += 4;
-      report_.bytes += entry.packs_bytes + entry.disk_cache_bytes + entry.hot_bytes + entry.plan_bytes;
-      if (deep != nullptr) OVERLACE_TRY(pack_again(*deep, *manifest, entry, *plan));
-    }
+    for (const PackEntry& entry : manifest->packs) OVERLACE_TRY(check_packs(*manifest, entry, deep));
     return report_;
   }
 
+  /// Names of packs that are not whole. An error is one of samples, or of the system.
+  base::Result<std::vector<std::string>> damaged(const Manifest& manifest) {
+    auto engine = io::IoEngine::open();
+    if (!engine.ok()) return engine.status();
+    engine_ = std::move(*engine);
+    std::vector<std::string> out;
+    for (const PackEntry& entry : manifest.packs)
+      if (!check_packs(manifest, entry, nullptr).ok()) out.push_back(entry.name);
+    return out;
+  }
+
  private:
+  base::Status check_packs(const Manifest& manifest, const PackEntry& entry, const Dataset* deep) {
+    const auto plan = open_plan(directory_, manifest, entry);
+    if (!plan.ok()) return plan.status();
+    OVERLACE_TRY(check_extents(*plan, entry));
+    OVERLACE_TRY(check_rows(*plan, entry));
+    report_.files += 4;
+    report_.bytes += entry.packs_bytes + entry.disk_cache_bytes + entry.hot_bytes + entry.plan_bytes;
+    return deep == nullptr ? base::Status() : pack_again(*deep, manifest, entry, *plan);
+  }
+
   base::Status check_extents(const PackPlan& plan, const PackEntry& entry) {
     const std::string path = PackFiles::path(directory_, PackFile::packs, entry.name);
     const auto file = engine_->open_file(path, io::FileMode::read);
@@ -398,7 +422,53 @@ class Verifier {
   VerifyReport report_;
 };
 
+/// The request that packs of this order and number of ranks were made by.
+ArtefactPackRequest request_of(const PackEntry& train, int64_t row_bytes) {
+  ArtefactPackRequest request;
+  request.policy = train.policy;
+  request.gpu_bytes = train.gpu_rows * row_bytes;
+  request.cpu_bytes = train.cpu_rows * row_bytes;
+  request.disk_bytes = train.disk_rows * row_bytes;
+  request.page_bytes = train.page_bytes;
+  request.is_automatic_order = false;
+  request.order = {train.order, train.segment_batches};
+  request.depth = static_cast<int>(train.depth);
+  request.ranks = train.ranks;
+  return request;
+}
+
 }  // namespace
+
+base::Result<std::vector<std::string>> repair_artefact(const Dataset& dataset, const std::string& directory,
+                                                       int64_t memory_bytes, const StepProgress& progress) {
+  const auto manifest = read_manifest(directory);
+  if (!manifest.ok()) return manifest.status();
+  OVERLACE_TRY(check_dataset(*manifest, dataset, directory));
+  for (const TraceEntry& entry : manifest->traces) {
+    const auto trace = ArtefactTrace::open(directory, entry, true);
+    if (!trace.ok()) return trace.status();
+  }
+  auto names = Verifier(directory, progress).damaged(*manifest);
+  if (!names.ok() || names->empty()) return names;
+  const auto is_damaged = [&](const PackEntry& e) {
+    return std::find(names->begin(), names->end(), e.name) != names->end();
+  };
+  std::vector<std::pair<BatchOrder, int64_t>> done;
+  for (const PackEntry& entry : manifest->packs) {
+    const std::pair<BatchOrder, int64_t> kind(entry.order, entry.ranks);
+    if (!is_damaged(entry) || std::find(done.begin(), done.end(), kind) != done.end()) continue;
+    done.push_back(kind);
+    const PackEntry* train = manifest->pack(pack_name(entry.order, Split::train, entry.rank, entry.ranks));
+    if (train == nullptr)
+      return base::error(Errc::corrupt, "{}/manifest.json: packs {} without those of train", directory, entry.name);
+    ArtefactPackRequest request = request_of(*train, manifest->row_bytes);
+    request.memory_bytes = memory_bytes;
+    request.progress = progress;
+    const auto packed = ArtefactPacker(dataset, directory, request, *names).run();
+    if (!packed.ok()) return packed.status();
+  }
+  return names;
+}
 
 base::Result<Manifest> pack_artefact(const Dataset& dataset, const std::string& directory,
                                      const ArtefactPackRequest& request) {

@@ -306,8 +306,9 @@ TEST(LoaderDevice, RefusesWhatDoesNotFit) {
   const base::Status little = Loader::open(device_world().path(false, "fixed"), {.device = device}).status();
   EXPECT_EQ(little.code(), Errc::out_of_memory);
   EXPECT_NE(little.message().find("of the GPU: its cache 10200, ring"), std::string::npos) << little.message();
-  EXPECT_NE(little.message().find("10200 bytes are not to be had. Pack again with smaller caches: overlace gnn pack"),
-            std::string::npos)
+  EXPECT_NE(
+      little.message().find("10200 bytes are not to be had. Pack again with smaller caches, which overlace gnn plan "),
+      std::string::npos)
       << little.message();
 #ifndef OVERLACE_HAS_CUDA
   EXPECT_EQ(open_gpu(1).status().message(),
@@ -332,6 +333,8 @@ TEST(LoaderDevice, TakesTheMemoryThatWasPredicted) {
       const Prediction predicted = std::move(predict(trainer.trace.trace(), options)).value();
       EXPECT_EQ(trainer.loader->bytes().device(), predicted.memory.gpu()) << name;
       EXPECT_EQ(trainer.loader->bytes().host(), predicted.memory.cpu()) << name;
+      const auto alone = std::move(Loader::open(device_world().path(is_wide, name))).value();
+      EXPECT_EQ(alone->bytes().host(), predicted.memory.alone()) << name;
     }
 }
 

@@ -449,7 +449,7 @@ TEST(Loader, RefusesWhatDoesNotFit) {
   options.memory_bytes = 1000;
   const base::Status little = Loader::open(world().path("fixed"), options).status();
   EXPECT_EQ(little.code(), Errc::out_of_memory);
-  EXPECT_NE(little.message().find("memory_bytes is 1000. Pack again with smaller caches: overlace gnn pack"),
+  EXPECT_NE(little.message().find("memory_bytes is 1000. Pack again with smaller caches, which overlace gnn plan "),
             std::string::npos)
       << little.message();
   EXPECT_NE(Loader::open(world().path("fixed"), {.packs = "segments"})

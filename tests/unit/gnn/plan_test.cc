@@ -102,6 +102,23 @@ TEST(Fit, FillsTheMemoryThatThereIs) {
   }
 }
 
+TEST(Fit, TakesNothingOfAGpuWhereThereIsNone) {
+  FitRequest request{.gpu_bytes = 0, .cpu_bytes = 16 << 20};
+  request.options.row_bytes = 1024;
+  const Prediction fitted = std::move(fit(planned_trace(), request)).value();
+  EXPECT_TRUE(fitted.plan.start.gpu.empty());
+  EXPECT_GT(fitted.plan.start.cpu.size(), 0u);
+  EXPECT_EQ(host_bytes(fitted, request), fitted.memory.alone());
+  EXPECT_GT(fitted.memory.alone(), fitted.memory.cpu()) << "rows are gathered on the host";
+  EXPECT_LE(fitted.memory.alone(), request.cpu_bytes);
+  EXPECT_GT(static_cast<double>(fitted.memory.alone()), 0.95 * static_cast<double>(request.cpu_bytes));
+  request.cpu_bytes = 1 << 20;
+  const base::Status status = fit(planned_trace(), request).status();
+  EXPECT_EQ(status.code(), Errc::out_of_memory);
+  EXPECT_NE(status.message().find("gpu_bytes is 0 and cpu_bytes 1048576, wanted at least 0 and "), std::string::npos)
+      << status.message();
+}
+
 TEST(Fit, TakesAllRowsWhereThereIsMemoryAndSaysWhereThereIsNone) {
   FitRequest request{.gpu_bytes = int64_t{1} << 32, .cpu_bytes = int64_t{1} << 32};
   request.options.row_bytes = 1024;

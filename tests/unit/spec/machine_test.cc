@@ -82,6 +82,27 @@ TEST(Machine, DigestChangesWithNumbersNotWithTheDate) {
   EXPECT_NE(digest(machine), before);
 }
 
+/// No schedule is chosen by them: whoever measures a disk keeps the plans that were made before.
+TEST(Machine, FiguresOfTheHostAreReadAndChangeNoDigest) {
+  Machine machine = find_machine("h200x4");
+  const std::string before = digest(machine);
+  EXPECT_EQ(to_json(machine).find("storage"), std::string::npos);
+  machine.storage.read_GBps = {{{4096, 0.4}, {1048576, 1.7}}, Source::measured};
+  machine.storage.read_kIOPS = {98, Source::measured};
+  machine.storage.write_GBps = {0.93};
+  machine.storage.start_us = {31};
+  machine.host.to_device_us = {{{1048576, 28}, {1073741824, 19500}}, Source::measured};
+  EXPECT_EQ(machine_from_json(to_json(machine)), machine);
+  EXPECT_EQ(digest(machine), before);
+  EXPECT_EQ(machine_refusal(with(R"("storage":{"read_GBps":{"1048576":1.7}})")),
+            "m.json: /storage/read_GBps/x: got null, wanted \"bytes\", the unit of the sizes");
+  EXPECT_EQ(machine_refusal(with(R"("storage":{"write":[1,"prior"]})")),
+            "m.json: /storage/write: got [1,\"prior\"], wanted a key with its unit: write_GBps");
+  EXPECT_NE(machine_refusal(with(R"("host":{"to_device_us":{"x":"bytes","source":"prior","points":[[1,2],[2,1]]}})"))
+                .find("it must not fall as sizes grow"),
+            std::string::npos);
+}
+
 TEST(Machine, CurvesAreLinearOnLogarithmicAxes) {
   const Curve curve{{{10, 2}, {1000, 200}, {4000, 100}}, Source::measured};
   EXPECT_DOUBLE_EQ(curve.at(1), 2);  // flat below

@@ -4,11 +4,13 @@
 #include <limits>
 
 #include "cli/calibrate/file.h"
+#include "cli/calibrate/host_link.h"
 #include "cli/calibrate/points.h"
 #include "overlace/sim.h"
 #include "src/spec/check.h"
 #include "src/spec/costs.h"
 #include "src/spec/expand.h"
+#include "tests/unit/gnn/support/played_device.h"
 
 namespace overlace::cli {
 namespace {
@@ -384,6 +386,27 @@ TEST(Calibrate, WhatIsWrittenCanBeRead) {
   EXPECT_NE(text.find("\"x-calibration\""), std::string::npos);
   EXPECT_NE(text.find("2026-01-02T03:04:05Z"), std::string::npos);
   for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) EXPECT_LT(text.find('\n', at) - at, 20000u);
+}
+
+TEST(Calibrate, TimesTheLinkToADevice) {
+  constexpr int64_t kSizes[] = {1 << 10, 1 << 16, 1 << 22};
+  const auto us = time_host_link(std::make_unique<gnn::test::PlayedDevice>(0), kSizes);
+  ASSERT_TRUE(us.ok()) << us.status().message();
+  EXPECT_EQ(us->source, Source::measured);
+  ASSERT_EQ(us->points.size(), std::size(kSizes));
+  Machine machine = invented();
+  machine.host.to_device_us = *us;
+  EXPECT_EQ(spec::machine_from_json(spec::to_json(machine)).host, machine.host) << "times grow and are not 0";
+  for (size_t i = 0; i < std::size(kSizes); ++i) EXPECT_EQ(us->points[i][0], static_cast<double>(kSizes[i]));
+  auto small = std::make_unique<gnn::test::PlayedDevice>(0);
+  small->room = 1 << 20;
+  EXPECT_EQ(time_host_link(std::move(small), kSizes).status().code(), Errc::out_of_memory);
+  auto stuck = std::make_unique<gnn::test::PlayedDevice>(0);
+  stuck->reaches = 2;
+  const base::Status late = time_host_link(std::move(stuck), kSizes).status();
+  EXPECT_EQ(late.code(), Errc::timeout);
+  EXPECT_NE(late.message().find("256 copies of 1024 bytes to a GPU were not done"), std::string::npos)
+      << late.message();
 }
 
 TEST(Calibrate, AThirdOfASweepIsHeldOut) {

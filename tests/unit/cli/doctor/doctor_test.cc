@@ -85,9 +85,9 @@ TEST(Doctor, ReportsEverySectionAndTheLink) {
   EXPECT_EQ(io.find("why")->as_string(), choice->reason);
 
   const std::string text = doctor_text(report);
-  for (const char* part :
-       {"machine\n", "libraries\n", "overlace will use\n", "wait policy", "disk I/O", "link test: cpu, 2 ranks\n",
-        "put and signal", "reach of rank 1", "OVERLACE_TIMEOUT_S", "no problems\n"})
+  for (const char* part : {"machine\n", "libraries\n", "overlace will use\n", "wait policy", "disk I/O",
+                           "link test: cpu, 2 ranks\n", "has no figures of the disk", "has no figures of the host link",
+                           "put and signal", "reach of rank 1", "OVERLACE_TIMEOUT_S", "no problems\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_TRUE(text.ends_with("\n"));
 }
@@ -230,13 +230,15 @@ TEST(Doctor, TextNamesTheMachineAndWhereItIsFrom) {
   Json report = doctor({.link_test = false});
   Json use = *report.find("use");
   const auto text_of = [&](const char* origin, const Json& digest) {
-    use.set("machine", Json::Object{{"origin", origin}, {"digest", digest}, {"date", ""}});
+    use.set("machine",
+            Json::Object{{"origin", origin}, {"digest", digest}, {"date", ""}, {"disk", "D"}, {"host_link", "L"}});
     report.set("use", use);
     return doctor_text(report);
   };
   EXPECT_NE(
       text_of("no machine file for CPU ranks", Json()).find("  machine            no machine file for CPU ranks\n"),
       std::string::npos);
+  EXPECT_NE(text_of("x", Json()).find("  its disk           D\n  its host link      L\n"), std::string::npos);
   EXPECT_NE(
       text_of("h200x2, OVERLACE_MACHINE", "0123").find("  machine            h200x2, OVERLACE_MACHINE, digest 0123\n"),
       std::string::npos);
