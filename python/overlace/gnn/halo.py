@@ -7,6 +7,7 @@ import contextlib
 import ctypes as c
 import dataclasses
 import itertools
+import os
 import struct
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -182,7 +183,7 @@ class SparseHalo:
         self._back = _Way(back, part.received, part.sent, shares, 1)
         self._sites: dict[tuple[int, int], _Site] = {}
         self._exchanges, self._bytes_sent, self._exchange_s, self._waited_s = 0, 0, 0.0, 0.0
-        self._is_open = True
+        self._is_open, self._process = True, os.getpid()
         self.in_degrees = torch.from_numpy(part.in_degrees)
         self._team = _Team(found, link, timeout_s)
 
@@ -203,6 +204,10 @@ class SparseHalo:
     def _check(self, x: Tensor, site: int | None) -> None:
         if not self._is_open:
             raise errors.make("closed", "aggregate: the halo was closed")
+        if os.getpid() != self._process:  # whose threads are not here
+            raise errors.make(
+                "forked", f"aggregate: process {os.getpid()} is a fork of {self._process}, wanted that one"
+            )
         if site is not None and (not isinstance(site, int) or isinstance(site, bool) or site < 0):
             raise errors.InvalidArgument(f"aggregate: site is {site!r}, wanted None, or 0 or more")
         count = len(self.part.vertices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -423,3 +424,24 @@ def test_a_rank_that_leaves_by_an_exception_tells_the_others():
     assert outs[1] == ("ValueError", "it was enough")
     assert outs[0][0] == "PeerLost"
     assert "rank 1 left with ValueError: it was enough" in outs[0][1]
+
+
+def forks(group):
+    part = part_of(group.rank(), 2)
+    with gnn.SparseHalo(part, group, timeout_s=TIMEOUT_S) as halo:
+        child = os.fork()
+        if child == 0:
+            try:
+                _, code, _ = said(
+                    group, errors.InvalidArgument, lambda: halo.aggregate(torch.ones(len(part.vertices), 3))
+                )
+                os._exit(0 if code == "forked" else 1)
+            finally:
+                os._exit(2)
+        _, status = os.waitpid(child, 0)
+        halo.aggregate(torch.ones(len(part.vertices), 3))
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_child_is_told_so():
+    assert run_ranks(2, forks) == [0, 0]
