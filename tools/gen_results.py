@@ -12,6 +12,7 @@ import math
 import re
 import sys
 
+import gen_full_batch
 import gen_gnn
 import gen_offload
 import gen_pairs
@@ -532,6 +533,10 @@ def gnn_page() -> str:
     return gen_gnn.page(rows, records("gnn_ooc_h200"), records("gnn_figures_cpu2"))
 
 
+def full_batch_page() -> str:
+    return gen_full_batch.page(records("full_batch_cpu2"))
+
+
 def offload_page() -> str:
     return gen_offload.page(records("offload_cpu2"), records("offload_h200"), records("offload_blocks_h200"))
 
@@ -544,6 +549,7 @@ PAGES = {
     "cpu2.md": cpu_page,
     "block.md": block_page,
     "gnn.md": gnn_page,
+    "full_batch.md": full_batch_page,
     "offload.md": offload_page,
 }
 

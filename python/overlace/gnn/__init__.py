@@ -14,10 +14,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from overlace import _library, errors
 from overlace.gnn.artefact import Artefact, OfflineSampler, pack, repair, verify
 from overlace.gnn.dataset import Dataset, generate, import_dataset
 from overlace.gnn.dlpack import DlpackArray
 from overlace.gnn.loader import Batch, PackedLoader
+from overlace.gnn.parts import GraphPart, partition
 from overlace.gnn.table import PinnedTable, gather_rows
 
 if TYPE_CHECKING:  # __getattr__ imports them
@@ -31,15 +33,19 @@ __all__ = [
     "Dataset",
     "DiskFeatureStore",
     "DlpackArray",
+    "GraphPart",
+    "HaloStats",
     "OfflineSampler",
     "PackedLoader",
     "PinnedFeatureStore",
     "PinnedTable",
+    "SparseHalo",
     "gather_rows",
     "generate",
     "import_dataset",
     "nn",
     "pack",
+    "partition",
     "repair",
     "verify",
 ]
@@ -49,6 +55,10 @@ def __getattr__(name: str) -> object:
     # These import torch or PyG, which the rest works without.
     if name == "nn":
         return importlib.import_module("overlace.gnn.nn")
+    if name in ("HaloStats", "SparseHalo"):
+        if why := _library.why_no_torch():
+            raise errors.Unsupported(f"overlace.gnn.{name}: {why}; wanted the operators")
+        return getattr(importlib.import_module("overlace.gnn.halo"), name)
     if name in ("CscGraphStore", "DiskFeatureStore", "PinnedFeatureStore"):
         return getattr(importlib.import_module("overlace.gnn.stores"), name)
     raise AttributeError(f"module 'overlace.gnn' has no attribute '{name}'")

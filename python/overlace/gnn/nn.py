@@ -6,7 +6,10 @@ first num_dst rows are the destinations whose results are returned.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,9 @@ from torch.nn import functional
 
 from overlace import errors
 from overlace.gnn.loader import Batch
+
+if TYPE_CHECKING:
+    from overlace.gnn.halo import SparseHalo  # which wants the operators
 
 
 def _sum_at(values: Tensor, index: Tensor, count: int) -> Tensor:
@@ -56,9 +62,14 @@ class GCNConv(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, num_dst: int) -> Tensor:
         source, target = edge_index
-        scale = (_in_degrees(target, len(x), x) + 1).rsqrt()
-        h = self.lin(x) * scale[:, None]
-        return (_sum_at(h[source], target, num_dst) + h[:num_dst]) * scale[:num_dst, None] + self.bias
+        return self.around(x, _in_degrees(target, len(x), x), lambda h: _sum_at(h[source], target, num_dst))
+
+    def around(self, x: Tensor, in_degrees: Tensor, sum_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The layer, with sums over in-neighbours by `sum_of`, from (num_src, out) to (num_dst, out)."""
+        scale = (in_degrees + 1).rsqrt()[:, None]
+        h = self.lin(x) * scale
+        total = sum_of(h)
+        return (total + h[: len(total)]) * scale[: len(total)] + self.bias
 
 
 class GATConv(nn.Module):
@@ -130,6 +141,28 @@ class Model(nn.Module):
         for i, layer in enumerate(self.layers):
             edge_index, num_src, num_dst = batch.layer(i)
             x = layer(x[:num_src], edge_index, num_dst)
+            if i + 1 < len(self.layers):
+                x = functional.dropout(functional.relu(x), self.dropout, self.training)
+        return x
+
+
+class FullBatchGCN(Model):
+    """Model("gcn", ...), with its parameters, on all vertices of a graph that is dealt to ranks.
+
+    Each layer has a site of the halo in training, and waits for fresh sums in evaluation. Gradients of parameters are
+    of the rank's own vertices: add them up over ranks.
+    """
+
+    def __init__(self, dim: int, hidden: int, num_classes: int, layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__("gcn", dim, hidden, num_classes, layers, dropout=dropout)
+
+    def forward(self, x: Tensor, halo: SparseHalo) -> Tensor:  # type: ignore[override]  # a part of a graph, no batch
+        """x: (own vertices, dim), in the order of halo.part.vertices. Logits (own vertices, num_classes)."""
+        in_degrees = halo.in_degrees.to(x.dtype)
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, GCNConv)
+            site = i if self.training else None
+            x = layer.around(x, in_degrees, functools.partial(halo.aggregate, site=site))
             if i + 1 < len(self.layers):
                 x = functional.dropout(functional.relu(x), self.dropout, self.training)
         return x
