@@ -24,6 +24,7 @@ from overlace.gnn.table import PinnedTable, gather_rows
 
 if TYPE_CHECKING:  # __getattr__ imports them
     from overlace.gnn import nn
+    from overlace.gnn.halo import HaloStats, SparseHalo
     from overlace.gnn.stores import CscGraphStore, DiskFeatureStore, PinnedFeatureStore
 
 __all__ = [

@@ -152,7 +152,7 @@ class SparseHalo:
 
     Collective. It has a team and a thread of its own, over MPI where OVERLACE_NET_ENGINE=mpi says so. Raises
     InvalidArgument (arguments), PlanMismatch (parts of different graphs or another delay, with both ranks), PeerLost.
-    Source: DistGNN (arXiv 2104.06700), section 4.3, cd-0 and cd-r; here rows stay in use until they are renewed.
+    Source: DistGNN (arXiv 2104.06700), its cd-0 and cd-r; here rows stay in use until they are renewed.
     """
 
     def __init__(
