@@ -21,11 +21,14 @@ constexpr int64_t kVertices = 4096, kDim = 24, kRowBytes = kDim * 4, kEpochs = 2
 /// What `overlace gnn generate`, `sample` and `pack` do.
 void prepare(const std::string& folder, int ranks) {
   gnn::make_dataset({.num_vertices = kVertices, .dim = kDim, .seed = 3}, folder + "/g");
-  gnn::make_samples(folder + "/g", folder + "/g.ovg", {.sampler = {.fanouts = {5, 5}, .batch_size = 32}});
-  gnn::ArtefactPackRequest request;
-  request.cpu_bytes = kVertices / 10 * kRowBytes;
-  request.ranks = ranks;
-  gnn::make_packs(folder + "/g", folder + "/g.ovg", request);
+  gnn::SampleRequest samples;
+  samples.sampler.fanouts = {5, 5};
+  samples.sampler.batch_size = 32;
+  gnn::make_samples(folder + "/g", folder + "/g.ovg", samples);
+  gnn::ArtefactPackRequest packs;
+  packs.cpu_bytes = kVertices / 10 * kRowBytes;
+  packs.ranks = ranks;
+  gnn::make_packs(folder + "/g", folder + "/g.ovg", packs);
   gnn::verify(folder + "/g.ovg", folder + "/g");
 }
 
