@@ -78,7 +78,8 @@ def schedule_of(tau: Any, outer_lr: Any, outer_momentum: Any, steps: tuple[int, 
     knobs = {"tau": tau, "outer_lr": outer_lr, "outer_momentum": outer_momentum}
     functions = " and ".join(name for name, given in knobs.items() if callable(given))
     if not functions:
-        return Schedule([], (tau, *(OF_RULE if given is None else given for given in (outer_lr, outer_momentum))))
+        lr, momentum = (OF_RULE if given is None else given for given in (outer_lr, outer_momentum))
+        return Schedule([], (tau, lr, momentum))
     if tau == "auto":
         raise InvalidArgument(f"CO2: tau is 'auto' and a function gives {functions}, wanted: a number or a function")
     if samples is not None:
