@@ -363,7 +363,7 @@ def job_python() -> Cases:
     """tests/python: the C API by ctypes; the operators of PyTorch over gloo; PyTorch and transformers as oracles;
     types."""
     yield from types()
-    yield from python_tests("python", ROOT / "tests" / "python", 1500)
+    yield from python_tests("python", ROOT / "tests" / "python", 1800)
 
 
 # How often packers are killed, at how many changes of a file the disk is full, how many requests a bad disk gets.
