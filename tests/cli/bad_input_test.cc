@@ -63,12 +63,6 @@ Case run_case(const char* name, std::vector<std::string> args, int exit, std::st
   return {name, std::move(args), exit, std::move(message)};
 }
 
-Case bad_family(const char* name, const std::string& family) {
-  return run_case(name, {"--schedule", family}, 2,
-                  "--schedule is " + family + ", wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, " +
-                      "SITE=FAMILY,... or a file ending in .json");
-}
-
 const std::vector<Case>& option_cases() {
   static const std::vector<Case> cases = {
       {"no_subcommand", {}, 2, "A subcommand is required"},
@@ -131,8 +125,10 @@ const std::vector<Case>& option_cases() {
                "per second; ns, us, ms, s), or none"),
       run_case("unknown_family", {"--schedule", "fastest"}, 2,
                "ag_gemm: unknown family 'fastest' (known: library, serial, <any>)"),
-      bad_family("degree_zero", "hetero_fused_1d:0"),
-      bad_family("degree_in_words", "hetero_fused_1d:x"),
+      run_case("degree_zero", {"--schedule", "hetero_fused_1d:0"}, 2,
+               "--schedule is hetero_fused_1d:0, wanted auto, <any> or a file ending in .json"),
+      run_case("degree_in_words", {"--schedule", "hetero_fused_1d:x"}, 2,
+               "--schedule is hetero_fused_1d:x, wanted auto, <any> or a file ending in .json"),
       run_case("degree_too_large", {"--schedule", "hetero_fused_1d:4096"}, 2, "degree is 4096, wanted 1 to 1024"),
       run_case("schedule_that_gives_no_result", {"--schedule", "limit"}, 2,
                "--schedule is limit, which measures a part and gives no result"),
