@@ -5,6 +5,7 @@ import math
 import pytest
 from ranks import overlace, run_ranks, torch
 from test_co2 import TRANSPORTS, backward, flat, model_of
+from test_co2_checkpoint import go_on
 
 dist = torch.distributed
 LAST = 13
@@ -21,14 +22,6 @@ def start(group, lr=0.05, **options):
     model = model_of()
     inner = torch.optim.SGD(model.parameters(), lr=lr)
     return model, inner, overlace.optim.CO2(model, inner, outer_group=group, outer_timeout_s=20, **options)
-
-
-def go_on(parts, group, first, last):
-    model, inner, co2 = parts
-    for step in range(first, last):
-        inner.zero_grad()
-        backward(model, group.rank(), step)
-        co2.step()
 
 
 def slow_mo_by_hand(taus, alphas, betas, rates, *, is_over_lr):
@@ -154,6 +147,7 @@ def consolidated(group):
     for step in range(8, 12):
         taus.append(later[2].tau)
         go_on(later, group, step, step + 1)
+    later[2].flush()  # else who closes first ends the others' waits
     later[2].close()
     return taus
 
